@@ -1,0 +1,145 @@
+// Package fault is the vocabulary of faultsnoop: what one page fault is, what a
+// stream of them is, and how losses are counted. It imports the standard library
+// only, starts no goroutine and touches no kernel.
+package fault
+
+import (
+	"bytes"
+	"time"
+)
+
+// Field is a set of facts about a [Fault] that the hook was able to know.
+// A fact outside the set is unknown, never a default.
+type Field uint32
+
+// The facts that not every hook, kernel or moment can supply.
+const (
+	HasLatency  Field = 1 << iota // Latency
+	HasMode                       // Mode
+	HasAccess                     // Access
+	HasMajor                      // Major
+	HasFlags                      // Flags is all that the kernel passed
+	HasSomeFlag                   // Flags holds only the bits implied by the x86 error code
+	HasAttempts                   // Attempts
+	HasResult                     // Result
+	HasIP                         // IP
+	HasVMA                        // VMA.Start, End, Flags, PgOff
+	HasPgOff                      // PgOff
+	HasLabel                      // VMA.Label
+	HasIDs                        // HostPID and HostTID
+	HasInnerIDs                   // InnerPID and InnerTID
+)
+
+// Fault is one page fault, from the first entry into the kernel's handler to the
+// last exit, however often it was retried in between.
+type Fault struct {
+	// End is when the fault was complete, in nanoseconds of CLOCK_MONOTONIC. For a
+	// fault whose completion was not seen it is when it began.
+	End uint64
+	// Latency is the time from the first entry to the last exit.
+	Latency time.Duration
+
+	// PID is the thread group id and TID the thread id in the pid namespace of the
+	// observer. They are 0 for a task that has no id there.
+	PID, TID uint32
+	// HostPID and HostTID are the same ids in the initial pid namespace.
+	HostPID, HostTID uint32
+	// InnerPID and InnerTID are the ids in the task's own, innermost pid namespace.
+	InnerPID, InnerTID uint32
+	CPU                uint32
+	// Comm is the name of the thread, Process the name of its thread group leader.
+	Comm, Process Comm
+
+	Known  Field
+	Mode   Mode
+	Access Access
+	Result Result
+	// Major is the kernel's own distinction, as counted in ru_majflt: the fault
+	// returned VM_FAULT_MAJOR or had to be tried again (mm_account_fault in mm/memory.c).
+	Major bool
+	// Attempts is how often handle_mm_fault was entered for this one fault.
+	Attempts uint16
+	// Flags are the FAULT_FLAG_* bits of the first attempt, in the running kernel's numbering.
+	Flags uint32
+	// Address is the faulting address with its offset in the page.
+	Address uint64
+	// IP is the instruction that faulted; in mode kernel a kernel address.
+	IP uint64
+	// PgOff is the page's offset in its file, in pages, as the kernel computes it
+	// (linear_page_index in include/linux/pagemap.h); for anonymous memory likewise.
+	PgOff uint64
+	VMA   VMA
+}
+
+// VMA is the memory mapping that holds the faulting address.
+type VMA struct {
+	Start, End uint64 // [Start, End), bytes
+	PgOff      uint64 // offset of Start in the file, pages
+	Flags      uint64 // VM_* bits
+	Inode      uint64
+	Dev        uint32 // kernel dev_t: major << 20 | minor
+	// Label is the name of the mapped file without its folder, or a name in
+	// brackets: [heap], [stack], [anon], [vdso]. Its bytes come from the traced
+	// process and may be hostile.
+	Label string
+}
+
+// The VM_* bits that make up a permission string; fixed since Linux 2.6
+// (include/linux/mm.h).
+const (
+	vmRead     = 0x1
+	vmWrite    = 0x2
+	vmExec     = 0x4
+	vmMayShare = 0x80
+)
+
+// Perm is the mapping's permission string as in /proc/PID/maps, for example "rw-p".
+func (v *VMA) Perm() string {
+	perm := [4]byte{'-', '-', '-', 'p'}
+	for i, bit := range [...]uint64{vmRead, vmWrite, vmExec, vmMayShare} {
+		if v.Flags&bit != 0 {
+			perm[i] = "rwxs"[i]
+		}
+	}
+	return string(perm[:])
+}
+
+// PermFlags is the inverse of [VMA.Perm] for the four bits that a permission
+// string shows.
+func PermFlags(perm string) uint64 {
+	var flags uint64
+	for i, bit := range [...]uint64{vmRead, vmWrite, vmExec, vmMayShare} {
+		if i < len(perm) && perm[i] == "rwxs"[i] {
+			flags |= bit
+		}
+	}
+	return flags
+}
+
+// Is reports whether all facts of want are known.
+func (f *Fault) Is(want Field) bool { return f.Known&want == want }
+
+// OK reports whether the kernel resolved the fault and so counted it in
+// ru_minflt or ru_majflt.
+func (f *Fault) OK() bool { return f.Is(HasResult) && f.Result == OK }
+
+// Comm is a task name as the kernel stores it: at most 15 bytes and a NUL. Its
+// bytes are chosen by the task.
+type Comm [16]byte
+
+// MakeComm cuts name to what a kernel task name can hold.
+func MakeComm(name string) Comm {
+	var c Comm
+	copy(c[:len(c)-1], name)
+	return c
+}
+
+// Bytes are the name without the terminating NUL; they alias c.
+func (c *Comm) Bytes() []byte {
+	if i := bytes.IndexByte(c[:], 0); i >= 0 {
+		return c[:i]
+	}
+	return c[:]
+}
+
+func (c Comm) String() string { return string(c.Bytes()) }
