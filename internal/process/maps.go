@@ -1,0 +1,163 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The VM_* bits of Mapping.Flags (include/linux/mm.h). A permission string and a
+// perf record tell no others.
+const (
+	VMRead     = 0x1
+	VMWrite    = 0x2
+	VMExec     = 0x4
+	VMMayShare = 0x80
+)
+
+// Mapping is one mapping of an address space.
+type Mapping struct {
+	Start, End uint64 // [Start, End), bytes
+	// PgOff is the offset of Start in its file, in pages, and for anonymous memory
+	// the number that the kernel keeps in its place. It is known if HasPgOff.
+	PgOff    uint64
+	HasPgOff bool
+	Flags    uint64 // VMRead | VMWrite | VMExec | VMMayShare
+	Inode    uint64
+	Dev      uint32 // kernel dev_t: major << 20 | minor
+	// Path is what the kernel prints for the mapping; empty for anonymous memory.
+	// Its bytes may be hostile.
+	Path string
+	// Label is the last element of Path, or a name in brackets.
+	Label string
+	// ExactSince is when the bounds and flags became certain, in nanoseconds of
+	// CLOCK_MONOTONIC: 0 if they always were, [Never] if they are not.
+	ExactSince uint64
+}
+
+// Never is an ExactSince that no time reaches.
+const Never = ^uint64(0)
+
+const deleted = " (deleted)"
+
+// Label names a mapping by the path that the kernel prints for it in
+// /proc/PID/maps or in a perf MMAP2 record (perf_event_mmap_event in
+// kernel/events/core.c, where anonymous memory is "//anon").
+func Label(path string) string {
+	switch {
+	case path == "", path == "//anon":
+		return "[anon]"
+	case path[0] == '[':
+		return path
+	}
+	return filepath.Base(strings.TrimSuffix(path, deleted))
+}
+
+// Dev packs a device number as the kernel does.
+func Dev(major, minor uint32) uint32 { return major<<20 | minor }
+
+// same reports whether two mappings show the same object with the same rights.
+func (m *Mapping) same(o *Mapping) bool {
+	return m.Flags == o.Flags && m.Inode == o.Inode && m.Dev == o.Dev && m.Label == o.Label
+}
+
+// pgOffAt is the page offset of an address in the mapping.
+func (m *Mapping) pgOffAt(addr uint64) uint64 {
+	return m.PgOff + (addr-m.Start)/pageSize
+}
+
+// PgOffAt is the page offset of an address in the mapping as linear_page_index
+// computes it (include/linux/pagemap.h). It is false if not known.
+func (m *Mapping) PgOffAt(addr uint64) (uint64, bool) {
+	return m.pgOffAt(addr), m.HasPgOff
+}
+
+var pageSize = uint64(os.Getpagesize())
+
+// Now reads CLOCK_MONOTONIC in nanoseconds.
+func Now() uint64 {
+	var ts unix.Timespec
+	// Cannot fail: the clock exists on all kernels and ts is ours.
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return uint64(ts.Nano())
+}
+
+// ReadMaps reads the mappings of a process in ascending order.
+func ReadMaps(pid int) ([]Mapping, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, fmt.Errorf("reading the mappings of process %d: %w", pid, err)
+	}
+	var out []Mapping
+	for line := range strings.Lines(string(b)) {
+		m, err := parseMapping(strings.TrimSuffix(line, "\n"))
+		if err != nil {
+			return nil, fmt.Errorf("reading the mappings of process %d: %w", pid, err)
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// parseMapping reads one line of /proc/PID/maps (show_map_vma in fs/proc/task_mmu.c):
+//
+//	7f10c000-7f10d000 r-xp 00001000 08:01 1234    /usr/lib/libc.so.6
+func parseMapping(line string) (Mapping, error) {
+	var field [5]string
+	rest := line
+	for i := range field {
+		var ok bool
+		field[i], rest, ok = strings.Cut(rest, " ")
+		if !ok && i < len(field)-1 {
+			return Mapping{}, fmt.Errorf("parsing mapping %q: too few fields", line)
+		}
+	}
+	start, end, _ := strings.Cut(field[0], "-")
+	major, minor, _ := strings.Cut(field[3], ":")
+	var n [6]uint64
+	for i, s := range [...]string{start, end, field[2], major, minor} {
+		v, err := strconv.ParseUint(s, 16, 64)
+		if err != nil {
+			return Mapping{}, fmt.Errorf("parsing mapping %q: %w", line, err)
+		}
+		n[i] = v
+	}
+	inode, err := strconv.ParseUint(field[4], 10, 64)
+	if err != nil {
+		return Mapping{}, fmt.Errorf("parsing mapping %q: %w", line, err)
+	}
+	m := Mapping{
+		Start: n[0], End: n[1],
+		PgOff: n[2] / pageSize,
+		Flags: permFlags(field[1]),
+		Inode: inode,
+		Dev:   Dev(uint32(n[3]), uint32(n[4])),
+		Path:  unescape(strings.TrimLeft(rest, " ")),
+	}
+	// Named anonymous memory ([anon:NAME], PR_SET_VMA_ANON_NAME) is anonymous still.
+	m.Label = Label(m.Path)
+	if strings.HasPrefix(m.Label, "[anon") {
+		m.Label = "[anon]"
+	}
+	// The offset of a mapping without a file is not shown: the field is 0 then.
+	m.HasPgOff = inode != 0
+	return m, nil
+}
+
+func permFlags(perm string) uint64 {
+	var flags uint64
+	for i, bit := range [...]uint64{VMRead, VMWrite, VMExec, VMMayShare} {
+		if i < len(perm) && perm[i] == "rwxs"[i] {
+			flags |= bit
+		}
+	}
+	return flags
+}
+
+// unescape undoes the only escape in maps: a newline is printed as \012
+// (seq_path in show_map_vma).
+func unescape(path string) string { return strings.ReplaceAll(path, `\012`, "\n") }

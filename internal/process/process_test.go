@@ -1,0 +1,253 @@
+package process
+
+import (
+	"os"
+	"reflect"
+	"slices"
+	"syscall"
+	"testing"
+	"unsafe"
+)
+
+func TestParseMapping(t *testing.T) {
+	for _, test := range []struct {
+		line string
+		want Mapping
+	}{
+		{
+			"7f100000-7f102000 r-xp 00003000 08:01 1234                       /usr/lib/libc.so.6",
+			Mapping{
+				Start: 0x7f100000, End: 0x7f102000, PgOff: 3, HasPgOff: true, Flags: VMRead | VMExec,
+				Dev: 8<<20 | 1, Inode: 1234, Path: "/usr/lib/libc.so.6", Label: "libc.so.6",
+			},
+		},
+		{
+			"1000-2000 rw-s 00000000 00:01 77 /memfd:a b\\012c (deleted)",
+			Mapping{
+				Start: 0x1000, End: 0x2000, HasPgOff: true, Flags: VMRead | VMWrite | VMMayShare,
+				Dev: 1, Inode: 77, Path: "/memfd:a b\nc (deleted)", Label: "memfd:a b\nc",
+			},
+		},
+		{
+			"1000-2000 rw-p 00000000 00:00 0 ",
+			Mapping{Start: 0x1000, End: 0x2000, Flags: VMRead | VMWrite, Label: "[anon]"},
+		},
+		{
+			"1000-2000 rw-p 00000000 00:00 0                                          [anon:arena]",
+			Mapping{Start: 0x1000, End: 0x2000, Flags: VMRead | VMWrite, Path: "[anon:arena]", Label: "[anon]"},
+		},
+		{
+			"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]",
+			Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Flags: VMExec, Path: "[vsyscall]", Label: "[vsyscall]"},
+		},
+	} {
+		got, err := parseMapping(test.line)
+		if err != nil || !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%q:\n got %+v, %v\nwant %+v", test.line, got, err, test.want)
+		}
+	}
+	for _, line := range []string{"", "x", "1-2 r", "1-2 rw-p 0 0:0 x f", "g-2 rw-p 0 0:0 1 f"} {
+		if _, err := parseMapping(line); err == nil {
+			t.Errorf("%q: no error", line)
+		}
+	}
+}
+
+func TestParseStatus(t *testing.T) {
+	got, err := parseStatus("Name:\tx\nTgid:\t40\nUid:\t1000\t0\t0\t0\nNStgid:\t40\t3\nNSpid:\t41\t4\n")
+	want := Status{TGID: 40, UID: 1000, InnerTGID: 3, InnerTID: 4, Nested: true}
+	if err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+	for _, text := range []string{"", "Uid:\t1\n", "Tgid:\tx\n"} {
+		if _, err := parseStatus(text); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+}
+
+// span is a mapping of whole pages from page a to page b.
+func span(a, b uint64, label string, pgoff uint64) Mapping {
+	return Mapping{
+		Start: a * pageSize, End: b * pageSize, Label: label,
+		PgOff: pgoff, HasPgOff: true, ExactSince: Never,
+	}
+}
+
+type brief struct {
+	start, end uint64
+	label      string
+	pgoff      uint64
+}
+
+func list(s *Space) []brief {
+	var out []brief
+	for _, m := range s.maps {
+		out = append(out, brief{m.Start / pageSize, m.End / pageSize, m.Label, m.PgOff})
+	}
+	return out
+}
+
+func TestSpaceInsert(t *testing.T) {
+	base := []Mapping{span(10, 20, "a", 100), span(30, 40, "b", 200)}
+	for _, test := range []struct {
+		name string
+		add  Mapping
+		want []brief
+	}{
+		{"before", span(1, 2, "x", 0), []brief{{1, 2, "x", 0}, {10, 20, "a", 100}, {30, 40, "b", 200}}},
+		{"between", span(20, 30, "x", 0), []brief{{10, 20, "a", 100}, {20, 30, "x", 0}, {30, 40, "b", 200}}},
+		{"inside", span(12, 14, "x", 0), []brief{{10, 12, "a", 100}, {12, 14, "x", 0}, {14, 20, "a", 104}, {30, 40, "b", 200}}},
+		{"across", span(15, 35, "x", 0), []brief{{10, 15, "a", 100}, {15, 35, "x", 0}, {35, 40, "b", 205}}},
+		{"over all", span(5, 50, "x", 0), []brief{{5, 50, "x", 0}}},
+		{"same", span(10, 20, "x", 7), []brief{{10, 20, "x", 7}, {30, 40, "b", 200}}},
+		{"empty", span(12, 12, "x", 0), []brief{{10, 20, "a", 100}, {30, 40, "b", 200}}},
+	} {
+		var s Space
+		for _, m := range base {
+			s.Insert(m)
+		}
+		s.Insert(test.add)
+		if got := list(&s); !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+func TestSpaceFind(t *testing.T) {
+	var s Space
+	s.Insert(span(10, 20, "a", 100))
+	for page, want := range map[uint64]bool{9: false, 10: true, 19: true, 20: false} {
+		m := s.Find(page*pageSize + 5)
+		if (m != nil) != want {
+			t.Errorf("page %d: found %v, want %v", page, m, want)
+		}
+		if m == nil {
+			continue
+		}
+		if off, ok := m.PgOffAt(page*pageSize + 5); !ok || off != 100+page-10 {
+			t.Errorf("page %d: pgoff %d, %v", page, off, ok)
+		}
+	}
+}
+
+func TestSpaceFork(t *testing.T) {
+	var parent Space
+	parent.Insert(span(10, 20, "a", 0))
+	child := parent.Fork()
+	child.Insert(span(10, 20, "child", 0))
+	parent.Insert(span(30, 40, "parent", 0))
+	if got := list(&child); !slices.Equal(got, []brief{{10, 20, "child", 0}}) {
+		t.Errorf("child: %v", got)
+	}
+	if got := list(&parent); !slices.Equal(got, []brief{{10, 20, "a", 0}, {30, 40, "parent", 0}}) {
+		t.Errorf("parent: %v", got)
+	}
+	child.Reset()
+	if child.Len() != 0 || parent.Len() != 2 {
+		t.Errorf("after exec: child %d, parent %d mappings", child.Len(), parent.Len())
+	}
+}
+
+func TestSpaceConfirm(t *testing.T) {
+	var s Space
+	s.Insert(span(10, 20, "[anon]", 10)) // unchanged
+	s.Insert(span(30, 40, "[anon]", 30)) // to be split by madvise
+	s.Insert(span(50, 60, "gone", 0))    // to be unmapped
+	anon := func(a, b uint64) Mapping {
+		m := span(a, b, "[anon]", 0)
+		m.HasPgOff = false
+		return m
+	}
+	s.Confirm([]Mapping{anon(10, 20), anon(30, 33), anon(33, 40), anon(70, 80)}, 1000)
+
+	for _, test := range []struct {
+		page, at uint64
+		label    string
+		exact    bool
+		pgoff    uint64 // 0: unknown
+	}{
+		{15, 500, "[anon]", true, 15},
+		{15, 1001, "[anon]", false, 15}, // nobody has looked since
+		{35, 500, "[anon]", false, 35},  // whole or split: not known
+		{35, 1000, "[anon]", true, 35},
+		{55, 500, "gone", false, 5},
+		{75, 500, "[anon]", false, 0},
+		{75, 1000, "[anon]", true, 0},
+	} {
+		m := s.Find(test.page * pageSize)
+		if m == nil {
+			t.Errorf("page %d: not found", test.page)
+			continue
+		}
+		off, has := m.PgOffAt(test.page * pageSize)
+		if m.Label != test.label || s.Exact(m, test.at) != test.exact || has != (test.pgoff != 0) || has && off != test.pgoff {
+			t.Errorf("page %d at %d: %q exact %v pgoff %d %v, want %+v", test.page, test.at, m.Label, s.Exact(m, test.at), off, has, test)
+		}
+	}
+}
+
+func TestSpaceBounded(t *testing.T) {
+	var s Space
+	for i := range uint64(maxMappings + 10) {
+		s.Insert(span(2*i, 2*i+1, "a", 0))
+	}
+	if s.Len() > maxMappings || s.Len() == 0 {
+		t.Errorf("%d mappings kept", s.Len())
+	}
+}
+
+// TestSelf compares what is said of this process with what it knows of itself.
+func TestSelf(t *testing.T) {
+	pid := os.Getpid()
+	st, err := ReadStatus(pid)
+	if err != nil || int(st.TGID) != pid || int(st.UID) != os.Getuid() || st.Nested {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	exe, _ := os.Executable()
+	if name, err := Executable(pid); err != nil || name == "" || Label(exe) != name {
+		t.Errorf("executable %q, %v, want %q", name, err, Label(exe))
+	}
+	if !ProcIsOurs() || !Alive(pid) || Alive(1<<22+1) {
+		t.Error("this process is not seen alive, or one that cannot be is")
+	}
+	if tids, err := Threads(pid); err != nil || !slices.Contains(tids, pid) {
+		t.Errorf("threads %v, %v", tids, err)
+	}
+	page, err := syscall.Mmap(-1, 0, 3*int(pageSize), syscall.PROT_READ, syscall.MAP_SHARED|syscall.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(page)
+	maps, err := ReadMaps(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s Space
+	s.Confirm(maps, Now())
+	m := s.Find(uint64(uintptr(unsafe.Pointer(&page[pageSize]))))
+	if m == nil || m.Label != "zero" || m.Flags != VMRead|VMMayShare {
+		t.Fatalf("shared anonymous memory is %+v", m)
+	}
+	if off, ok := m.PgOffAt(m.Start + pageSize); !ok || off != 1 {
+		t.Errorf("its second page has offset %d, %v", off, ok)
+	}
+}
+
+func TestCgroupID(t *testing.T) {
+	if _, err := CgroupID("/proc"); err == nil {
+		t.Error("/proc taken for a cgroup")
+	}
+	if _, err := CgroupID("/no/such"); err == nil {
+		t.Error("a missing folder taken for a cgroup")
+	}
+}
+
+func FuzzParseMapping(f *testing.F) {
+	f.Add("7f100000-7f102000 r-xp 00003000 08:01 1234    /usr/lib/libc.so.6")
+	f.Fuzz(func(t *testing.T, line string) {
+		if m, err := parseMapping(line); err == nil && m.Label == "" {
+			t.Errorf("%q has no label", line)
+		}
+	})
+}

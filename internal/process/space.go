@@ -1,0 +1,128 @@
+package process
+
+import (
+	"slices"
+	"sort"
+)
+
+// maxMappings bounds the memory of one address space. The kernel allows 65530
+// mappings by default (vm.max_map_count); more than that are mostly stale, since
+// nothing tells of an munmap.
+const maxMappings = 1 << 16
+
+// Space is the mappings of an address space as far as they are known, in ascending
+// order and without overlap. What was unmapped stays until something else is mapped
+// there. The zero value is empty and ready for use.
+type Space struct {
+	maps   []Mapping
+	shared bool // maps belongs to another Space too
+	// confirmed is the time of the list that Confirm saw last.
+	confirmed uint64
+}
+
+// Len is the number of known mappings.
+func (s *Space) Len() int { return len(s.maps) }
+
+// Reset forgets all mappings, as exec does.
+func (s *Space) Reset() { *s = Space{} }
+
+// Fork returns a copy, as fork makes one. The mappings themselves are copied only
+// when one of the two changes.
+func (s *Space) Fork() Space {
+	s.shared = true
+	return Space{maps: s.maps, shared: true, confirmed: s.confirmed}
+}
+
+// Exact reports whether the bounds and flags of a mapping of s are certain for the
+// time t. A split, a merge or an munmap is not reported, so they are only between
+// two looks at the whole list.
+func (s *Space) Exact(m *Mapping, t uint64) bool {
+	return m.ExactSince <= t && t <= s.confirmed
+}
+
+// Confirmed is the time until which mappings may be exact.
+func (s *Space) Confirmed() uint64 { return s.confirmed }
+
+// Find returns the mapping that holds addr, or nil. The result is valid until the
+// next change of s.
+func (s *Space) Find(addr uint64) *Mapping {
+	i := s.after(addr)
+	if i < len(s.maps) && s.maps[i].Start <= addr {
+		return &s.maps[i]
+	}
+	return nil
+}
+
+// after is the index of the first mapping that ends after addr.
+func (s *Space) after(addr uint64) int {
+	return sort.Search(len(s.maps), func(i int) bool { return s.maps[i].End > addr })
+}
+
+// Insert adds a mapping and cuts away what it overlaps. When the space is full all
+// older mappings are forgotten.
+func (s *Space) Insert(m Mapping) {
+	if m.Start >= m.End {
+		return
+	}
+	if len(s.maps) >= maxMappings {
+		s.Reset()
+	}
+	s.own()
+	first := s.after(m.Start)
+	last := first
+	for last < len(s.maps) && s.maps[last].Start < m.End {
+		last++
+	}
+	var pieces [3]Mapping
+	with := pieces[:0]
+	if first < last && s.maps[first].Start < m.Start {
+		left := s.maps[first]
+		left.End = m.Start
+		left.ExactSince = Never
+		with = append(with, left)
+	}
+	with = append(with, m)
+	if first < last && s.maps[last-1].End > m.End {
+		right := s.maps[last-1]
+		right.PgOff = right.pgOffAt(m.End)
+		right.Start = m.End
+		right.ExactSince = Never
+		with = append(with, right)
+	}
+	s.maps = slices.Replace(s.maps, first, last, with...)
+}
+
+func (s *Space) own() {
+	if s.shared {
+		s.maps = slices.Clone(s.maps)
+		s.shared = false
+	}
+}
+
+// Confirm compares s with a later and complete list of mappings, taken at the time
+// at, in nanoseconds of CLOCK_MONOTONIC. A known mapping
+// that is in the list unchanged was exact all the time; one that the kernel has split
+// or merged since keeps its page offsets, and its new bounds are exact from the time
+// of the list on; what was not known is added. Known mappings that the list has not
+// got stay, since faults from before they were removed may still be looked up.
+func (s *Space) Confirm(list []Mapping, at uint64) {
+	s.own()
+	s.confirmed = at
+	for _, m := range list {
+		m.ExactSince = at
+		i := s.after(m.Start)
+		if i < len(s.maps) && s.maps[i].Start <= m.Start && s.maps[i].same(&m) {
+			old := &s.maps[i]
+			if old.Start == m.Start && old.End == m.End {
+				if old.ExactSince == Never {
+					old.ExactSince = 0
+				}
+				continue
+			}
+			if !m.HasPgOff && old.HasPgOff {
+				m.PgOff, m.HasPgOff = old.pgOffAt(m.Start), true
+			}
+		}
+		s.Insert(m)
+	}
+}
