@@ -1,0 +1,157 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/test/vm/guest"
+)
+
+type mount struct {
+	source, target, kind string
+	options              string
+}
+
+// mounts are in the order in which they are made. The tracing file systems must be
+// there before the first test looks: cilium/ebpf reads mountinfo once and keeps it.
+var mounts = []mount{
+	{"proc", "/proc", "proc", ""},
+	{"sysfs", "/sys", "sysfs", ""},
+	{"tmpfs", "/tmp", "tmpfs", "mode=1777"},
+	{"tmpfs", "/dev/shm", "tmpfs", "mode=1777"},
+	{"devpts", "/dev/pts", "devpts", "mode=620,ptmxmode=666"},
+	{"cgroup2", "/sys/fs/cgroup", "cgroup2", ""},
+	{"bpf", "/sys/fs/bpf", "bpf", "mode=700"},
+	{"debugfs", "/sys/kernel/debug", "debugfs", ""},
+	{"tracefs", "/sys/kernel/tracing", "tracefs", ""},
+	{"securityfs", "/sys/kernel/security", "securityfs", ""},
+}
+
+func mountDevices() error {
+	if err := os.MkdirAll("/dev", 0o755); err != nil {
+		return err
+	}
+	err := unix.Mount("devtmpfs", "/dev", "devtmpfs", 0, "")
+	// A kernel with CONFIG_DEVTMPFS_MOUNT may have done it.
+	if err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("mounting devtmpfs: %w", err)
+	}
+	return nil
+}
+
+// setUp turns the bare initramfs into a system on which tests can run.
+func setUp(config guest.Config) error {
+	for _, m := range mounts {
+		if err := os.MkdirAll(m.target, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.source, m.target, m.kind, 0, m.options); err != nil {
+			return fmt.Errorf("mounting %s: %w", m.target, err)
+		}
+	}
+	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
+		return fmt.Errorf("installing busybox: %w: %s", err, out)
+	}
+	if err := loopbackUp(); err != nil {
+		return fmt.Errorf("bringing up lo: %w", err)
+	}
+	if err := loadModules(); err != nil {
+		return err
+	}
+	if err := mountDisk(config.Disk); err != nil {
+		return err
+	}
+	return swapOn(config.Swap)
+}
+
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
+}
+
+// loadModules loads every file of [guest.ModuleDir] in the order of their names.
+func loadModules() error {
+	files, err := filepath.Glob(filepath.Join(guest.ModuleDir, "*.ko"))
+	if err != nil {
+		return err
+	}
+	for _, name := range files { // Glob sorts
+		if err := loadModule(name); err != nil {
+			return fmt.Errorf("loading %s: %w", filepath.Base(name), err)
+		}
+	}
+	return nil
+}
+
+func loadModule(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.FinitModule(int(f.Fd()), "", 0); !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return nil
+}
+
+func mountDisk(device string) error {
+	if device == "" {
+		return nil
+	}
+	if err := awaitDevice(device); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(guest.DiskPath, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(device, guest.DiskPath, "ext4", 0, ""); err != nil {
+		return fmt.Errorf("mounting %s: %w", guest.DiskPath, err)
+	}
+	return nil
+}
+
+func swapOn(device string) error {
+	if device == "" {
+		return nil
+	}
+	if err := awaitDevice(device); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"mkswap", device}, {"swapon", device}} {
+		if out, err := exec.Command("/bin/busybox", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("running %s: %w: %s", args[0], err, out)
+		}
+	}
+	return nil
+}
+
+// awaitDevice waits for a device node: a driver may find its devices some time
+// after its module was loaded.
+func awaitDevice(name string) error {
+	const patience = 10 * time.Second
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := os.Stat(name); err == nil {
+			return nil
+		} else if time.Now().After(deadline) {
+			return fmt.Errorf("waiting for a disk: %w", err)
+		}
+	}
+}
