@@ -37,6 +37,7 @@ type Mapping struct {
 	// ExactSince is when the bounds and flags became certain, in nanoseconds of
 	// CLOCK_MONOTONIC: 0 if they always were, [Never] if they are not.
 	ExactSince uint64
+	cut        bool // what another mapping left of a larger one
 }
 
 // Never is an ExactSince that no time reaches.

@@ -78,7 +78,7 @@ func (s *Space) Insert(m Mapping) {
 	if first < last && s.maps[first].Start < m.Start {
 		left := s.maps[first]
 		left.End = m.Start
-		left.ExactSince = Never
+		left.ExactSince, left.cut = Never, true
 		with = append(with, left)
 	}
 	with = append(with, m)
@@ -86,7 +86,7 @@ func (s *Space) Insert(m Mapping) {
 		right := s.maps[last-1]
 		right.PgOff = right.pgOffAt(m.End)
 		right.Start = m.End
-		right.ExactSince = Never
+		right.ExactSince, right.cut = Never, true
 		with = append(with, right)
 	}
 	s.maps = slices.Replace(s.maps, first, last, with...)
@@ -113,7 +113,7 @@ func (s *Space) Confirm(list []Mapping, at uint64) {
 		i := s.after(m.Start)
 		if i < len(s.maps) && s.maps[i].Start <= m.Start && s.maps[i].same(&m) {
 			old := &s.maps[i]
-			if old.Start == m.Start && old.End == m.End {
+			if old.Start == m.Start && old.End == m.End && !old.cut {
 				if old.ExactSince == Never {
 					old.ExactSince = 0
 				}
