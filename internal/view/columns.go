@@ -1,0 +1,363 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"faultsnoop/internal/fault"
+)
+
+// cell appends one fact of a fault. It appends nothing when the fact is unknown.
+type cell func(e *Encoder, b []byte, f *fault.Fault) []byte
+
+// Column is one fact as it is shown: the same table feeds text, CSV, JSON and
+// the help text.
+type Column struct {
+	// Name is what --columns takes.
+	Name string
+	// Title heads the column in text.
+	Title string
+	// Width is the room in text, in terminal columns. A longer cell takes the
+	// room from the padding of the columns to its right.
+	Width int
+	Help  string
+
+	// left aligns text to the left.
+	left bool
+	// text appends the form for people.
+	text cell
+	// name replaces text where the bytes come from the traced process: they are
+	// escaped and cut to limit columns (0: not cut).
+	name func(b []byte, f *fault.Fault, limit int) []byte
+
+	// key names the fact in JSON and, with vma_ in front for a fact of the
+	// mapping, in CSV. A column without a key is a short form of others.
+	key string
+	// raw appends the form for programs; json replaces it in JSON where a plain
+	// number or string is not enough.
+	raw, json cell
+	// quoted makes raw a string in JSON.
+	quoted bool
+	// sparse leaves an unknown fact out of JSON instead of writing null.
+	sparse bool
+	// ofVMA puts the fact into the "vma" object.
+	ofVMA bool
+	// short lists the columns that a column without a key stands for in CSV and JSON.
+	short []string
+}
+
+// Columns lists every column in the order of JSON and of the preset wide.
+var Columns = []Column{
+	{Name: "time", Title: "TIME", Width: 15, Help: "when the fault was complete: local time in text, RFC 3339 in UTC elsewhere",
+		key: "time", text: (*Encoder).appendClock, raw: (*Encoder).appendRFC3339, quoted: true},
+	{Name: "mono", Title: "MONO(ns)", Width: 16, Help: "the same as nanoseconds of CLOCK_MONOTONIC",
+		key: "mono_ns", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendUint(b, f.End) }},
+	{Name: "pid", Title: "PID", Width: 7, Help: "process (thread group) id, in the pid namespace of faultsnoop",
+		key: "pid", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendID(b, f.PID) }},
+	{Name: "tid", Title: "TID", Width: 7, Help: "thread id",
+		key: "tid", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendID(b, f.TID) }},
+	{Name: "thread", Title: "TID", Width: 7, Help: "thread id where it differs from pid, else \".\"",
+		text: appendThread, short: []string{"tid"}},
+	{Name: "nspid", Title: "NSPID", Width: 7, Help: "process id inside its own pid namespace where it differs from pid",
+		key: "nspid", raw: appendInnerPID, sparse: true},
+	{Name: "host_pid", Title: "HOSTPID", Width: 7, Help: "process id in the initial pid namespace where it differs from pid",
+		key: "host_pid", raw: appendHostPID, sparse: true},
+	{Name: "cpu", Title: "CPU", Width: 3, Help: "CPU that took the fault",
+		key: "cpu", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendUint(b, uint64(f.CPU)) }},
+	{Name: "comm", Title: "COMM", Width: 15, left: true, Help: "name of the thread; strange bytes are escaped, a cut name ends in +",
+		key: "comm", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendJSONName(b, "comm", f.Comm.Bytes()) },
+		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Comm.Bytes(), limit) }},
+	{Name: "process", Title: "PROCESS", Width: 15, left: true, Help: "name of the process (of its first thread)",
+		key: "process", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+			return appendJSONName(b, "process", f.Process.Bytes())
+		},
+		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Process.Bytes(), limit) }},
+	{Name: "mode", Title: "MODE", Width: 6, left: true, Help: "user, kernel (on a user address) or remote (get_user_pages on another task)",
+		key: "mode", raw: appendMode, quoted: true},
+	{Name: "access", Title: "ACCESS", Width: 6, left: true, Help: "read, write or exec",
+		key: "access", raw: appendAccess, quoted: true},
+	{Name: "how", Title: "HOW", Width: 3, left: true, Help: "mode and access in short: U user, K kernel, R remote / r read, w write, x exec",
+		text: appendHow, short: []string{"mode", "access"}},
+	{Name: "major", Title: "MAJ", Width: 3, left: true, Help: "maj: the kernel counted it in ru_majflt; min: in ru_minflt",
+		key: "major", text: (*Encoder).appendMajor, raw: appendMajorBool},
+	{Name: "address", Title: "ADDRESS(hex)", Width: 12, Help: "faulting address with its offset in the page",
+		key: "address", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendHex(b, f.Address) }, quoted: true,
+		text: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.Address, 16) }},
+	{Name: "ip", Title: "IP(hex)", Width: 16, Help: "instruction that faulted",
+		key: "ip", raw: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.IP) }), quoted: true,
+		text: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.IP, 16) })},
+	{Name: "flags", Title: "FLAGS", Width: 12, left: true, Help: "FAULT_FLAG_* by the running kernel's names, unknown bits in hex",
+		key: "flags", raw: (*Encoder).appendFlags, json: (*Encoder).appendFlagsJSON},
+	{Name: "flags_raw", Title: "FLAGS(hex)", Width: 10, Help: "the same as a number",
+		key: "flags_raw", raw: known(fault.HasFlags, func(b []byte, f *fault.Fault) []byte { return appendHex(b, uint64(f.Flags)) }), quoted: true},
+	{Name: "attempts", Title: "TRY", Width: 3, Help: "how often the kernel tried",
+		key: "attempts", raw: known(fault.HasAttempts, func(b []byte, f *fault.Fault) []byte { return appendUint(b, uint64(f.Attempts)) })},
+	{Name: "result", Title: "RESULT", Width: 8, left: true, Help: "ok, sigbus, sigsegv, oom, hwpoison, interrupted or efault",
+		key: "result", raw: known(fault.HasResult, func(b []byte, f *fault.Fault) []byte { return append(b, f.Result.String()...) }), quoted: true},
+	{Name: "latency", Title: "LAT", Width: 6, Help: "from the first entry into the kernel's handler to the last exit; nanoseconds in CSV and JSON",
+		key: "latency_ns", raw: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return strconv.AppendInt(b, int64(f.Latency), 10) }),
+		text: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Latency) })},
+	{Name: "start", Title: "START(hex)", Width: 12, Help: "first address of the mapping",
+		key: "start", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.VMA.Start) }), quoted: true,
+		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.Start, 16) })},
+	{Name: "end", Title: "END(hex)", Width: 12, Help: "first address behind the mapping",
+		key: "end", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.VMA.End) }), quoted: true,
+		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.End, 16) })},
+	{Name: "perm", Title: "PERM", Width: 4, left: true, Help: "permissions of the mapping as in /proc/PID/maps",
+		key: "perm", ofVMA: true, raw: known(fault.HasVMA, appendPerm), quoted: true},
+	{Name: "vma_pgoff", Title: "VPGOFF(hex)", Width: 11, Help: "the mapping's own offset in its file, in pages",
+		key: "pgoff", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.VMA.PgOff) }),
+		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.PgOff, 16) })},
+	{Name: "pgoff", Title: "PGOFF(hex)", Width: 10, Help: "the page's offset in its file, in pages, as the kernel computes it (for anonymous memory too); decimal in CSV and JSON",
+		key: "pgoff", raw: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PgOff) }),
+		text: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.PgOff, 16) })},
+	{Name: "hook", Title: "HOOK", Width: 10, left: true, Help: "how the fault was heard of",
+		key: "hook", raw: func(e *Encoder, b []byte, _ *fault.Fault) []byte { return append(b, e.session.Hook...) }, quoted: true},
+	{Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [anon], [vdso] ... of the mapping",
+		key: "label", ofVMA: true, json: appendLabelJSON,
+		name: func(b []byte, f *fault.Fault, limit int) []byte {
+			if !f.Is(fault.HasLabel) {
+				return b
+			}
+			return appendEscaped(b, f.VMA.Label, limit)
+		}},
+}
+
+// Presets are the names for whole sets of columns. The preset wide is every
+// column with a fact of its own.
+var Presets = []struct {
+	Name, Help string
+	columns    []string
+}{
+	{"default", "fits 100 terminal columns", []string{"time", "pid", "thread", "cpu", "comm", "how", "major", "address", "pgoff", "latency", "mapping"}},
+	{"mm", "what handle_mm_fault is called with", []string{"pid", "cpu", "comm", "address", "flags"}},
+	{"pte", "what struct vm_fault says", []string{"cpu", "pid", "comm", "address", "pgoff"}},
+	{"wide", "all that is known", nil},
+}
+
+// UnknownColumnError is the error for a name that is neither column nor preset.
+type UnknownColumnError struct{ Name string }
+
+func (e *UnknownColumnError) Error() string { return fmt.Sprintf("unknown column %q", e.Name) }
+
+// ParseColumns turns a comma-separated list of columns and presets into
+// columns. The names of JSON keys are understood too.
+func ParseColumns(list string) ([]Column, error) {
+	var columns []Column
+	for word := range strings.SplitSeq(list, ",") {
+		word = strings.TrimSpace(word)
+		more, ok := lookup(word)
+		if !ok {
+			return nil, &UnknownColumnError{Name: word}
+		}
+		columns = append(columns, more...)
+	}
+	return columns, nil
+}
+
+// Names lists what --columns takes, presets first.
+func Names() []string {
+	var names []string
+	for _, p := range Presets {
+		names = append(names, p.Name)
+	}
+	for i := range Columns {
+		names = append(names, Columns[i].Name)
+	}
+	return names
+}
+
+func lookup(word string) ([]Column, bool) {
+	for _, p := range Presets {
+		if p.Name != word {
+			continue
+		}
+		if p.columns == nil {
+			return keyed(), true
+		}
+		return pick(p.columns), true
+	}
+	for i := range Columns {
+		if c := &Columns[i]; c.Name == word || (c.csvName() == word && c.key != "") {
+			return []Column{*c}, true
+		}
+	}
+	return nil, false
+}
+
+// pick returns the columns of these names; an unknown one is left out.
+func pick(names []string) []Column {
+	var columns []Column
+	for _, name := range names {
+		if i := slices.IndexFunc(Columns, func(c Column) bool { return c.Name == name }); i >= 0 {
+			columns = append(columns, Columns[i])
+		}
+	}
+	return columns
+}
+
+// keyed returns the columns with a fact of their own.
+func keyed() []Column {
+	return slices.DeleteFunc(slices.Clone(Columns), func(c Column) bool { return c.key == "" })
+}
+
+// spell replaces short forms by what they stand for, each fact once.
+func spell(columns []Column) []Column {
+	var names []string
+	for i := range columns {
+		parts := columns[i].short
+		if columns[i].key != "" {
+			parts = []string{columns[i].Name}
+		}
+		for _, name := range parts {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return pick(names)
+}
+
+func (c *Column) csvName() string {
+	if c.ofVMA {
+		return "vma_" + c.key
+	}
+	return c.key
+}
+
+// known makes a cell that is empty unless the fault knows want.
+func known(want fault.Field, appendFact func([]byte, *fault.Fault) []byte) cell {
+	return func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+		if !f.Is(want) {
+			return b
+		}
+		return appendFact(b, f)
+	}
+}
+
+func appendUint(b []byte, v uint64) []byte { return strconv.AppendUint(b, v, 10) }
+
+// appendID appends a task id; 0 means that the task has none where we are.
+func appendID(b []byte, id uint32) []byte {
+	if id == 0 {
+		return b
+	}
+	return appendUint(b, uint64(id))
+}
+
+func appendThread(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if f.TID == f.PID && f.TID != 0 {
+		return append(b, '.')
+	}
+	return appendID(b, f.TID)
+}
+
+func appendInnerPID(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasInnerIDs) || f.InnerPID == f.PID {
+		return b
+	}
+	return appendID(b, f.InnerPID)
+}
+
+func appendHostPID(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasIDs) || f.HostPID == f.PID {
+		return b
+	}
+	return appendID(b, f.HostPID)
+}
+
+func appendMode(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasMode) {
+		return b
+	}
+	return append(b, f.Mode.String()...)
+}
+
+func appendAccess(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasAccess) {
+		return b
+	}
+	return append(b, f.Access.String()...)
+}
+
+func appendHow(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasMode) && !f.Is(fault.HasAccess) {
+		return b
+	}
+	mode, access := byte('-'), byte('-')
+	if f.Is(fault.HasMode) && int(f.Mode) < len("UKR") {
+		mode = "UKR"[f.Mode]
+	}
+	if f.Is(fault.HasAccess) && int(f.Access) < len("rwx") {
+		access = "rwx"[f.Access]
+	}
+	return append(b, mode, '/', access)
+}
+
+func appendMajorBool(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasMajor) {
+		return b
+	}
+	return strconv.AppendBool(b, f.Major)
+}
+
+// appendPerm is VMA.Perm without the string it allocates.
+func appendPerm(b []byte, f *fault.Fault) []byte {
+	return append(b, permNames[f.VMA.Flags&0x7|f.VMA.Flags>>4&0x8]...)
+}
+
+// permNames are the permission strings by VM_READ, VM_WRITE, VM_EXEC and, moved
+// down from 0x80 to 0x8, VM_MAYSHARE.
+var permNames = func() (names [16]string) {
+	for i := range names {
+		vma := fault.VMA{Flags: uint64(i&0x7 | i&0x8<<4)}
+		names[i] = vma.Perm()
+	}
+	return names
+}()
+
+func appendLabelJSON(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasLabel) {
+		return b
+	}
+	return appendJSONName(b, "label", f.VMA.Label)
+}
+
+// appendJSONName appends a name that a process chose. Where it is not UTF-8, a
+// second key with _hex behind its name keeps the bytes.
+func appendJSONName[T []byte | string](b []byte, key string, name T) []byte {
+	b, valid := appendJSONString(b, name)
+	if valid {
+		return b
+	}
+	b = append(b, `,"`...)
+	b = append(b, key...)
+	b = append(b, `_hex":"`...)
+	return append(appendHexBytes(b, name), '"')
+}
+
+// appendDuration appends d with three digits, cut, not rounded: 850ns, 12.3us, 1.05s.
+func appendDuration(b []byte, d time.Duration) []byte {
+	unit, name := time.Second, "s"
+	switch {
+	case d < time.Microsecond:
+		return append(strconv.AppendInt(b, int64(d), 10), "ns"...)
+	case d < time.Millisecond:
+		unit, name = time.Microsecond, "us"
+	case d < time.Second:
+		unit, name = time.Millisecond, "ms"
+	}
+	whole := int64(d / unit)
+	b = strconv.AppendInt(b, whole, 10)
+	hundredths := int64(d%unit) * 100 / int64(unit)
+	switch {
+	case whole < 10:
+		b = append(b, '.', hexDigits[hundredths/10], hexDigits[hundredths%10])
+	case whole < 100:
+		b = append(b, '.', hexDigits[hundredths/10])
+	}
+	return append(b, name...)
+}

@@ -1,0 +1,84 @@
+package view
+
+import (
+	"strconv"
+	"time"
+
+	"faultsnoop/internal/fault"
+)
+
+// Summary is what is left to say when tracing has ended.
+type Summary struct {
+	fault.Counters
+	// Printed is how many records were shown.
+	Printed  uint64
+	Duration time.Duration
+	Hook     string
+}
+
+// Line is the summary for people, without a line end.
+func (s *Summary) Line() string {
+	b := appendUint(nil, s.Seen)
+	b = append(b, " faults: "...)
+	if s.Seen == 1 {
+		b = append(b[:0], "1 fault: "...)
+	}
+	b = append(appendUint(b, s.Minor), " minor, "...)
+	b = append(appendUint(b, s.Major), " major, "...)
+	b = append(appendUint(b, s.Failed), " failed"...)
+	if sum := s.Minor + s.Major + s.Failed; sum < s.Seen {
+		b = append(b, ", "...)
+		b = append(appendUint(b, s.Seen-sum), " of unknown result"...)
+	}
+	if s.Printed < s.Seen {
+		b = append(b, "; "...)
+		b = append(appendUint(b, s.Printed), " shown"...)
+	}
+	b = append(b, "; "...)
+	b = append(appendUint(b, s.LostTotal()), " lost"...)
+	b = s.appendCauses(b)
+	b = append(b, "; "...)
+	b = append(appendUint(b, s.Filtered), " filtered out; "...)
+	b = strconv.AppendFloat(b, s.Duration.Seconds(), 'f', 1, 64)
+	b = append(b, " s by "...)
+	return string(append(b, s.Hook...))
+}
+
+// appendCauses names the places of the losses in parentheses.
+func (s *Summary) appendCauses(b []byte) []byte {
+	open := " ("
+	for _, l := range s.Lost {
+		if l.Count == 0 {
+			continue
+		}
+		b = append(b, open...)
+		b = append(b, l.Where...)
+		b = append(b, ": "...)
+		b = appendUint(b, l.Count)
+		open = ", "
+	}
+	if open == ", " {
+		b = append(b, ')')
+	}
+	return b
+}
+
+func (s *Summary) appendJSON(b []byte) []byte {
+	for _, part := range []struct {
+		prefix string
+		value  uint64
+	}{
+		{`{"type":"summary","seen":`, s.Seen},
+		{`,"lost":`, s.LostTotal()},
+		{`,"filtered":`, s.Filtered},
+		{`,"minor":`, s.Minor},
+		{`,"major":`, s.Major},
+		{`,"failed":`, s.Failed},
+		{`,"duration_ns":`, uint64(max(s.Duration, 0))},
+	} {
+		b = appendUint(append(b, part.prefix...), part.value)
+	}
+	b = append(b, `,"hook":`...)
+	b, _ = appendJSONString(b, s.Hook)
+	return append(b, "}\n"...)
+}

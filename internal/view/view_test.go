@@ -1,0 +1,374 @@
+package view
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"faultsnoop/internal/fault"
+)
+
+var session = fault.Session{
+	Hook: "fentry", Reason: "the best", Kernel: "6.18.0", Host: "a\"host", CPUs: 2,
+	Command: []string{"sh", "-c", "exit \xff"}, Covers: []string{"user", "kernel"},
+	Started: time.Date(2026, 11, 30, 3, 2, 1, 5, time.UTC), MonoStarted: 1_000_000_000,
+	FlagNames: []fault.BitName{{Bit: 1, Name: "WRITE"}, {Bit: 4, Name: "ALLOW_RETRY"}, {Bit: 0x40, Name: "USER"}, {Bit: 0x1000, Name: "VMA_LOCK"}},
+	PageSize:  4096,
+}
+
+const all = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasAttempts |
+	fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs | fault.HasInnerIDs
+
+// full is a record with every fact known and every number as long as it gets.
+func full() fault.Fault {
+	return fault.Fault{
+		End: 4_000_001_234, Latency: 12_345, PID: 4194303, TID: 4194304, HostPID: 4194303, HostTID: 4194304,
+		InnerPID: 4194303, InnerTID: 4194304, CPU: 127, Comm: fault.MakeComm("systemd-journald"), Process: fault.MakeComm("systemd"),
+		Known: all, Mode: fault.Kernel, Access: fault.Write, Major: true, Attempts: 2, Flags: 0x80001045,
+		Address: 0x7ffff7ff1234, IP: 0xffffffff81234567, PgOff: 0x7ffff7ff1,
+		VMA: fault.VMA{Start: 0x7ffff7ff0000, End: 0x7ffff7ff8000, PgOff: 0x7ffff7ff0, Flags: 0x73, Label: "libpython3.11.so.1.0"},
+	}
+}
+
+func encode(o Options, f fault.Fault) string {
+	if o.Location == nil {
+		o.Location = time.UTC
+	}
+	return string(NewEncoder(&session, o).AppendFault(nil, &f))
+}
+
+func columns(t *testing.T, list string) []Column {
+	t.Helper()
+	c, err := ParseColumns(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestDefaultTextFits(t *testing.T) {
+	widest := full()
+	for _, change := range []func(*fault.Fault){
+		func(*fault.Fault) {},
+		func(f *fault.Fault) { f.Address = 0xffffffffff600400 },
+		func(f *fault.Fault) { f.Comm = fault.MakeComm("\x1b\x1b\x1b\x1b\x1b\x1b\x1b\x1b") },
+		func(f *fault.Fault) { f.VMA.Label = strings.Repeat("長", 80) },
+		func(f *fault.Fault) { f.CPU = 8191; f.Latency = 999 * time.Microsecond },
+		func(f *fault.Fault) { f.TID = f.PID; f.Known = 0 },
+	} {
+		f := widest
+		change(&f)
+		e := NewEncoder(&session, Options{Width: 100, Location: time.UTC})
+		header, line := e.AppendHeader(nil), e.AppendFault(nil, &f)
+		for _, l := range [][]byte{header, line} {
+			if n := columnsOf(bytes.TrimSuffix(l, []byte("\n"))); n > 100 {
+				t.Errorf("%d columns: %s", n, l)
+			}
+		}
+		if bytes.Contains(header, []byte("  \n")) || bytes.Contains(line, []byte(" \n")) {
+			t.Errorf("line ends in blanks:\n%q\n%q", header, line)
+		}
+	}
+}
+
+func TestTextAligns(t *testing.T) {
+	short := fault.Fault{End: 1_000_000_000, PID: 7, TID: 7, Comm: fault.MakeComm("a"), Known: all, Address: 0x1000}
+	wide := short
+	wide.Comm = fault.MakeComm("漢字")
+	long := short
+	long.Address = 0xffffffffff600400 // four more than the column has
+	e := NewEncoder(&session, Options{Columns: columns(t, "pid,comm,address,pgoff,latency"), Location: time.UTC})
+	var at []int
+	for _, f := range []fault.Fault{short, wide, long} {
+		f.PgOff, f.Latency = 1, 5
+		line := e.AppendFault(nil, &f)
+		at = append(at, columnsOf(line[:bytes.LastIndexByte(line, ' ')]))
+	}
+	if at[0] != at[1] || at[0] != at[2] {
+		t.Errorf("last column begins at %v, want the same everywhere", at)
+	}
+}
+
+func TestTextUnknown(t *testing.T) {
+	got := encode(Options{}, fault.Fault{End: 1_000_000_000, Comm: fault.MakeComm("x"), Address: 0x10})
+	want := []string{"03:02:01.000000", "-", "-", "0", "x", "-", "-", "10", "-", "-", "-"}
+	if fields := strings.Fields(got); !slices.Equal(fields, want) {
+		t.Errorf("got %q, want %q", fields, want)
+	}
+}
+
+func TestTextThread(t *testing.T) {
+	f := full()
+	if got := strings.Fields(encode(Options{}, f))[2]; got != "4194304" {
+		t.Errorf("tid %q where it differs", got)
+	}
+	f.TID = f.PID
+	if got := strings.Fields(encode(Options{}, f))[2]; got != "." {
+		t.Errorf("tid %q where it is the pid", got)
+	}
+}
+
+func TestColorOnlyWhenAsked(t *testing.T) {
+	if got := encode(Options{}, full()); strings.Contains(got, "\x1b") {
+		t.Errorf("escape sequence without colour: %q", got)
+	}
+	colored := encode(Options{Color: true}, full())
+	if !strings.Contains(colored, red+"maj"+reset) {
+		t.Errorf("major fault not marked: %q", colored)
+	}
+	if plain := strings.NewReplacer(red, "", reset, "").Replace(colored); plain != encode(Options{}, full()) {
+		t.Errorf("colour changes the layout: %q", plain)
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0ns", 850: "850ns", 999: "999ns", 1000: "1.00us", 9_999: "9.99us", 12_345: "12.3us", 99_999: "99.9us",
+		999_999: "999us", 1_050_000: "1.05ms", time.Second: "1.00s", 61 * time.Second: "61.0s", time.Hour: "3600s",
+	} {
+		if got := string(appendDuration(nil, d)); got != want {
+			t.Errorf("%d ns: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// decoded is the record of issue 2 as a program would read it.
+type decoded struct {
+	Type     string          `json:"type"`
+	Time     time.Time       `json:"time"`
+	Mono     uint64          `json:"mono_ns"`
+	PID      *uint32         `json:"pid"`
+	TID      *uint32         `json:"tid"`
+	NSPID    *uint32         `json:"nspid"`
+	HostPID  *uint32         `json:"host_pid"`
+	CPU      uint32          `json:"cpu"`
+	Comm     string          `json:"comm"`
+	CommHex  string          `json:"comm_hex"`
+	Process  string          `json:"process"`
+	Mode     *string         `json:"mode"`
+	Access   *string         `json:"access"`
+	Major    *bool           `json:"major"`
+	Address  string          `json:"address"`
+	IP       *string         `json:"ip"`
+	Flags    []string        `json:"flags"`
+	FlagsRaw *string         `json:"flags_raw"`
+	Attempts *int            `json:"attempts"`
+	Result   *string         `json:"result"`
+	Latency  *int64          `json:"latency_ns"`
+	VMA      json.RawMessage `json:"vma"`
+	PgOff    *uint64         `json:"pgoff"`
+	Hook     string          `json:"hook"`
+}
+
+func decode(t *testing.T, line string) decoded {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(line))
+	d.DisallowUnknownFields()
+	var got decoded
+	if err := d.Decode(&got); err != nil {
+		t.Fatalf("%v in %s", err, line)
+	}
+	return got
+}
+
+func TestJSONFull(t *testing.T) {
+	f := full()
+	f.HostPID, f.InnerPID = 99, 3
+	line := encode(Options{Format: JSON}, f)
+	const want = `{"type":"fault","time":"2026-11-30T03:02:04.000001239Z","mono_ns":4000001234,"pid":4194303,"tid":4194304,` +
+		`"nspid":3,"host_pid":99,"cpu":127,"comm":"systemd-journal","process":"systemd","mode":"kernel","access":"write","major":true,` +
+		`"address":"0x7ffff7ff1234","ip":"0xffffffff81234567","flags":["WRITE","ALLOW_RETRY","USER","VMA_LOCK","0x80000000"],` +
+		`"flags_raw":"0x80001045","attempts":2,"result":"ok","latency_ns":12345,` +
+		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","pgoff":34359705584,"label":"libpython3.11.so.1.0"},` +
+		`"pgoff":34359705585,"hook":"fentry"}` + "\n"
+	if line != want {
+		t.Errorf("got  %swant %s", line, want)
+	}
+	got := decode(t, line)
+	if !got.Time.Equal(session.Wall(f.End)) {
+		t.Errorf("time %v, want %v", got.Time, session.Wall(f.End))
+	}
+}
+
+func TestJSONUnknownIsNull(t *testing.T) {
+	got := decode(t, encode(Options{Format: JSON}, fault.Fault{Flags: 1, Latency: 5, Attempts: 1}))
+	if got.PID != nil || got.TID != nil || got.Mode != nil || got.Access != nil || got.Major != nil || got.IP != nil || got.Flags != nil ||
+		got.FlagsRaw != nil || got.Attempts != nil || got.Result != nil || got.Latency != nil || got.PgOff != nil || string(got.VMA) != "null" {
+		t.Errorf("a fact that is not known is not null: %+v", got)
+	}
+	if got.NSPID != nil || got.HostPID != nil {
+		t.Errorf("namespace ids without need: %+v", got)
+	}
+}
+
+func TestJSONSomeFlags(t *testing.T) {
+	got := decode(t, encode(Options{Format: JSON}, fault.Fault{Known: fault.HasSomeFlag, Flags: 0x41}))
+	if !slices.Equal(got.Flags, []string{"WRITE", "USER"}) || got.FlagsRaw != nil {
+		t.Errorf("flags %q raw %v", got.Flags, got.FlagsRaw)
+	}
+	none := encode(Options{Format: JSON}, fault.Fault{Known: fault.HasFlags})
+	if !strings.Contains(none, `"flags":[],"flags_raw":"0x0"`) {
+		t.Errorf("no flags: %s", none)
+	}
+}
+
+func TestJSONLabelAlone(t *testing.T) {
+	line := encode(Options{Format: JSON}, fault.Fault{Known: fault.HasLabel, VMA: fault.VMA{Label: "a\xffb"}})
+	const want = `"vma":{"start":null,"end":null,"perm":null,"pgoff":null,"label":"a` + "\ufffd" + `b","label_hex":"61ff62"}`
+	if !strings.Contains(line, want) {
+		t.Errorf("%s lacks %s", line, want)
+	}
+}
+
+func TestJSONColumns(t *testing.T) {
+	for list, want := range map[string]string{
+		"mm":              `{"type":"fault","pid":4194303,"cpu":127,"comm":"systemd-journal","address":"0x7ffff7ff1234","flags":["WRITE","ALLOW_RETRY","USER","VMA_LOCK","0x80000000"]}`,
+		"mapping,pid,how": `{"type":"fault","pid":4194303,"mode":"kernel","access":"write","vma":{"label":"libpython3.11.so.1.0"}}`,
+		"thread,tid":      `{"type":"fault","tid":4194304}`,
+		"latency_ns":      `{"type":"fault","latency_ns":12345}`,
+	} {
+		if got := encode(Options{Format: JSON, Columns: columns(t, list)}, full()); got != want+"\n" {
+			t.Errorf("%s: got %swant %s", list, got, want)
+		}
+	}
+}
+
+func TestJSONOtherLines(t *testing.T) {
+	e := NewEncoder(&session, Options{Format: JSON})
+	s := Summary{
+		Counters: fault.Counters{Seen: 7, Minor: 4, Major: 2, Failed: 1, Filtered: 3, Lost: []fault.Loss{{Where: "a", Count: 5}, {Where: "b", Count: 6}}},
+		Duration: 1500, Hook: "perf",
+	}
+	for got, want := range map[string]string{
+		string(e.AppendHeader(nil)): `{"type":"header","hook":"fentry","reason":"the best","kernel":"6.18.0","host":"a\"host","cpus":2,` +
+			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel"],"blind":[]}`,
+		string(e.AppendLost(nil, fault.Loss{Where: "ring buffer full", Count: 9})): `{"type":"lost","count":9,"where":"ring buffer full"}`,
+		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"duration_ns":1500,"hook":"perf"}`,
+	} {
+		if got != want+"\n" {
+			t.Errorf("got  %swant %s", got, want)
+		}
+		if !json.Valid([]byte(got)) {
+			t.Errorf("not JSON: %s", got)
+		}
+	}
+}
+
+func TestSummaryLine(t *testing.T) {
+	s := Summary{Counters: fault.Counters{Seen: 1234, Minor: 1200, Major: 34, Filtered: 56}, Printed: 1234, Duration: 2100 * time.Millisecond, Hook: "tracepoint"}
+	if got, want := s.Line(), "1234 faults: 1200 minor, 34 major, 0 failed; 0 lost; 56 filtered out; 2.1 s by tracepoint"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	s = Summary{Counters: fault.Counters{Seen: 1, Lost: []fault.Loss{{Where: "ring buffer full", Count: 2}, {Where: "unused"}}}, Hook: "perf"}
+	if got, want := s.Line(), "1 fault: 0 minor, 0 major, 0 failed, 1 of unknown result; 0 shown; 2 lost (ring buffer full: 2); 0 filtered out; 0.0 s by perf"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestCSV(t *testing.T) {
+	f := full()
+	f.Comm = fault.MakeComm(`=cmd|"/c,`)
+	f.Known &^= fault.HasLatency
+	f.VMA.Label = "\x1b[31m"
+	e := NewEncoder(&session, Options{Format: CSV})
+	out := e.AppendFault(e.AppendHeader(nil), &f)
+	rows, err := csv.NewReader(bytes.NewReader(out)).ReadAll()
+	if err != nil || len(rows) != 2 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	got := map[string]string{}
+	for i, name := range rows[0] {
+		got[name] = rows[1][i]
+	}
+	for name, want := range map[string]string{
+		"comm": `\x3dcmd|\"/c,`, "latency_ns": "", "vma_label": `\x1b[31m`, "address": "0x7ffff7ff1234", "major": "true",
+		"time": "2026-11-30T03:02:04.000001239Z", "flags": "WRITE|ALLOW_RETRY|USER|VMA_LOCK|0x80000000", "pgoff": "34359705585", "nspid": "",
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %q, want %q", name, got[name], want)
+		}
+	}
+	if name, err := strconv.Unquote(`"` + got["comm"] + `"`); err != nil || name != f.Comm.String() {
+		t.Errorf("comm comes back as %q, %v", name, err)
+	}
+}
+
+func TestParseColumns(t *testing.T) {
+	if _, err := ParseColumns("pid,adress"); err == nil || err.Error() != `unknown column "adress"` {
+		t.Errorf("got %v", err)
+	}
+	if _, err := ParseColumns(""); err == nil {
+		t.Error("an empty list is accepted")
+	}
+	seen := map[string]bool{}
+	for _, name := range Names() {
+		if seen[name] {
+			t.Errorf("%q is there twice", name)
+		}
+		seen[name] = true
+		if _, err := ParseColumns(name); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, p := range Presets {
+		if len(pick(p.columns)) != len(p.columns) {
+			t.Errorf("preset %s names a column that does not exist", p.Name)
+		}
+	}
+	for i := range Columns {
+		c := &Columns[i]
+		if c.Help == "" || c.Title == "" || c.Width < len(c.Title) {
+			t.Errorf("column %s: title %q, width %d, help %q", c.Name, c.Title, c.Width, c.Help)
+		}
+		if c.key == "" && len(pick(c.short)) == 0 {
+			t.Errorf("column %s stands for nothing", c.Name)
+		}
+	}
+}
+
+func TestPermNames(t *testing.T) {
+	for _, perm := range []string{"----"[:3] + "p", "rw-p", "r-xp", "rwxs", "---s"} {
+		f := fault.Fault{VMA: fault.VMA{Flags: fault.PermFlags(perm) | 0x70}}
+		if got := string(appendPerm(nil, &f)); got != perm {
+			t.Errorf("%s becomes %s", perm, got)
+		}
+	}
+}
+
+func BenchmarkJSON(b *testing.B) {
+	f := full()
+	e := NewEncoder(&session, Options{Format: JSON})
+	buf := e.AppendFault(nil, &f)
+	b.ReportAllocs()
+	for b.Loop() {
+		f.End += 1000
+		buf = e.AppendFault(buf[:0], &f)
+	}
+}
+
+func BenchmarkText(b *testing.B) {
+	f := full()
+	e := NewEncoder(&session, Options{Width: 100})
+	buf := e.AppendFault(nil, &f)
+	b.ReportAllocs()
+	for b.Loop() {
+		f.End += 1000
+		buf = e.AppendFault(buf[:0], &f)
+	}
+}
+
+func TestHotPathAllocatesNothing(t *testing.T) {
+	f := full()
+	for name, o := range map[string]Options{"json": {Format: JSON}, "text": {Width: 100}} {
+		e := NewEncoder(&session, o)
+		buf := e.AppendFault(nil, &f)
+		if n := testing.AllocsPerRun(100, func() { buf = e.AppendFault(buf[:0], &f) }); n != 0 {
+			t.Errorf("%s: %v allocations a record", name, n)
+		}
+	}
+}
