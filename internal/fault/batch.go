@@ -28,6 +28,9 @@ type Counters struct {
 	Lost []Loss
 	// Filtered is the number of faults that the hook heard of and the filters rejected.
 	Filtered uint64
+	// Untimed is how many of the records have no latency because the completion
+	// was not heard of (a missed return probe, a CPU that had just come online).
+	Untimed uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.
 	Minor, Major, Failed uint64
 }

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Kernel types, trimmed to the fields that are read. Offsets come from the
+ * running kernel's BTF (CO-RE), so the order here means nothing.
+ */
+#ifndef FAULTSNOOP_CORE_H
+#define FAULTSNOOP_CORE_H
+
+typedef signed char __s8;
+typedef unsigned char __u8;
+typedef short __s16;
+typedef unsigned short __u16;
+typedef int __s32;
+typedef unsigned int __u32;
+typedef long long __s64;
+typedef unsigned long long __u64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+
+typedef _Bool bool;
+#define true 1
+#define false 0
+
+/* include/uapi/linux/bpf.h */
+enum {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_CGROUP_ARRAY = 8,
+	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+enum { BPF_F_NO_PREALLOC = 1 };
+enum { BPF_ANY = 0, BPF_NOEXIST = 1 };
+enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
+enum { BPF_RB_NO_WAKEUP = 1, BPF_RB_FORCE_WAKEUP = 2, BPF_RB_AVAIL_DATA = 0 };
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+#if defined(__TARGET_ARCH_x86)
+struct pt_regs {
+	unsigned long di, si, dx, cx, r8, r9, ax, ip;
+};
+struct bpf_perf_event_data {
+	struct pt_regs regs;
+	__u64 sample_period;
+	__u64 addr;
+};
+#elif defined(__TARGET_ARCH_arm64)
+struct user_pt_regs {
+	__u64 regs[31];
+	__u64 sp;
+	__u64 pc;
+};
+struct pt_regs {
+	__u64 regs[31];
+	__u64 sp;
+	__u64 pc;
+};
+struct bpf_perf_event_data {
+	struct user_pt_regs regs;
+	__u64 sample_period;
+	__u64 addr;
+};
+#else
+#error "unsupported architecture"
+#endif
+
+struct ns_common {
+	unsigned int inum;
+};
+
+struct pid_namespace {
+	struct ns_common ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+
+typedef struct {
+	unsigned int val;
+} kuid_t;
+
+struct cred {
+	kuid_t uid;
+};
+
+struct qstr {
+	__u64 hash_len;
+	const unsigned char *name;
+};
+
+struct dentry {
+	struct qstr d_name;
+};
+
+struct path {
+	struct dentry *dentry;
+};
+
+struct super_block {
+	unsigned int s_dev;
+};
+
+struct inode {
+	unsigned long i_ino;
+	struct super_block *i_sb;
+};
+
+struct file {
+	struct path f_path;
+	struct inode *f_inode;
+};
+
+struct rb_node {
+	struct rb_node *rb_right;
+	struct rb_node *rb_left;
+};
+
+/* Linux before 6.1 kept the mappings in a red-black tree. */
+struct rb_root {
+	struct rb_node *rb_node;
+};
+
+struct mm_struct___rb {
+	struct rb_root mm_rb;
+};
+
+struct vm_special_mapping {
+	const char *name;
+};
+
+struct mm_struct {
+	unsigned long start_brk, brk, start_stack;
+	struct file *exe_file;
+};
+
+struct vm_area_struct {
+	unsigned long vm_start, vm_end;
+	struct mm_struct *vm_mm;
+	unsigned long vm_flags;
+	const void *vm_ops;
+	unsigned long vm_pgoff;
+	struct file *vm_file;
+	void *vm_private_data;
+};
+
+struct vm_area_struct___rb {
+	struct rb_node vm_rb;
+};
+
+struct signal_struct {
+	struct {
+		int counter;
+	} live;
+};
+
+struct thread_struct {
+#if defined(__TARGET_ARCH_x86)
+	unsigned long error_code;
+#else
+	unsigned long fault_code;
+#endif
+};
+
+struct task_struct {
+	int pid, tgid;
+	char comm[16];
+	struct mm_struct *mm;
+	struct task_struct *group_leader;
+	struct signal_struct *signal;
+	struct pid *thread_pid;
+	const struct cred *cred;
+	unsigned long min_flt, maj_flt;
+	int pagefault_disabled;
+	__u64 start_time;
+	struct thread_struct thread;
+};
+
+/* include/uapi/asm-generic/siginfo.h: only the arm for SIGSEGV and SIGBUS. */
+union __sifields {
+	struct {
+		void *_addr;
+	} _sigfault;
+};
+
+struct kernel_siginfo {
+	int si_signo;
+	int si_code;
+	union __sifields _sifields;
+};
+
+#pragma clang attribute pop
+
+#endif

@@ -1,0 +1,687 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Page faults, one record each.
+ *
+ *   hook        beginning                        end
+ *   fentry      fentry/handle_mm_fault           fexit/handle_mm_fault
+ *   kprobe      kprobe/handle_mm_fault           kretprobe/handle_mm_fault
+ *   tracepoint  tp_btf/page_fault_user, _kernel  perf_event on page-faults-min, -maj
+ *
+ * All of them call begin() and end(). Beside them, for every hook, tp_btf on
+ * signal_generate (faults that no mapping answers), sched_process_fork, _exit and
+ * task_rename (who is traced). Linux 5.10 and newer.
+ *
+ * Maps: records (ring buffer), counts (per CPU), states or states_by_tid (a
+ * thread's fault in flight), tracked, tids, cgroup (filters), names (file names
+ * already sent).
+ *
+ * Every thread's min_flt and maj_flt, which getrusage(2) reports, are compared at
+ * the beginning of a fault with what was recorded before. A completion that no
+ * program heard of shows there: it becomes a record without latency if its
+ * beginning was seen, and is counted as unseen if not.
+ */
+#include "core.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+#include "fault.h"
+#include "ring.h"
+#include "task.h"
+#include "vma.h"
+#include "filter.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Positions of the arguments of handle_mm_fault, by name from BTF. */
+const volatile __u8 arg_vma, arg_address = 1, arg_flags = 2, arg_regs = 3;
+
+/* Bits of the running kernel's enum fault_flag and enum vm_fault_reason. */
+const volatile __u32 flag_write = 0x1, flag_tried = 0x20, flag_user = 0x40, flag_remote = 0x80,
+		     flag_instruction = 0x100, flag_vma_lock;
+const volatile __u32 ret_oom = 0x1, ret_sigbus = 0x2, ret_major = 0x4, ret_hwpoison = 0x30,
+		     ret_sigsegv = 0x40, ret_retry = 0x400;
+
+/*
+ * Keep every Nth record; 0 and 1 keep all. The sequence is read after it was
+ * raised, since 5.10 has no atomic that does both: two CPUs at once may shift the
+ * choice by one record, never the counts.
+ */
+const volatile __u64 sample;
+volatile __u64 sample_seq;
+
+/* CLOCK_MONOTONIC when tracing began: a thread born later has no faults of before. */
+const volatile __u64 started_ns;
+
+/* Bits of the x86 page-fault error code (arch/x86/include/asm/trap_pf.h). */
+#define PF_WRITE 0x2
+#define PF_USER 0x4
+#define PF_INSTR 0x10
+
+/* asm-generic/siginfo.h */
+#define SIGBUS 7
+#define SIGSEGV 11
+#define SI_KERNEL 0x80
+#define SEGV_MAPERR 1
+#define SEGV_ACCERR 2
+#define SEGV_PKUERR 4
+#define BUS_ADRERR 2
+#define BUS_MCEERR_AR 4
+
+#define PAGE_MASK_4K (~0xfffULL)
+
+static __always_inline void tally(struct tally *t, const struct fault_record *rec)
+{
+	if (rec->result != RESULT_OK)
+		__sync_fetch_and_add(&t->failed, 1);
+	else if (rec->major)
+		__sync_fetch_and_add(&t->major, 1);
+	else
+		__sync_fetch_and_add(&t->minor, 1);
+}
+
+/* Sends the fault in st->rec, or counts why not. */
+static __always_inline void emit(struct task_state *st)
+{
+	struct fault_record *rec = &st->rec;
+	struct counters *c = counters();
+
+	st->phase = IDLE;
+	if (!c)
+		return;
+	rec->cpu = bpf_get_smp_processor_id();
+	if (rec->type == RECORD_SELFTEST) {
+		bpf_ringbuf_output(&records, rec, sizeof(*rec), BPF_RB_FORCE_WAKEUP);
+		return;
+	}
+	if (st->ignored || !end_matches(rec)) {
+		__sync_fetch_and_add(&c->filtered, 1);
+		return;
+	}
+	tally(&c->matched, rec);
+	if (sample > 1) {
+		__sync_fetch_and_add(&sample_seq, 1);
+		if (sample_seq % sample)
+			return;
+	}
+	if (bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup()))
+		tally(&c->lost_ring, rec);
+}
+
+/*
+ * Brings st up to what the kernel has counted for the thread. A fault still in
+ * flight has ended without our hearing of it, or failed.
+ */
+static __always_inline void settle(struct task_state *st, struct task_struct *task)
+{
+	__u64 min_flt = READ_TASK(task, min_flt), maj_flt = READ_TASK(task, maj_flt);
+	__u64 minor = min_flt - st->min_flt, major = maj_flt - st->maj_flt;
+	struct fault_record *rec = &st->rec;
+
+	st->min_flt = min_flt;
+	st->maj_flt = maj_flt;
+	if (st->phase != IDLE) {
+		if (st->phase != RETRY) {
+			rec->end_ns = rec->start_ns;
+			rec->known &= ~KNOWN_LATENCY;
+			if (st->phase == HANDLING && minor + major && !st->ignored)
+				count(untimed);
+		}
+		rec->known |= KNOWN_MAJOR;
+		rec->major = 0;
+		rec->result = RESULT_OK;
+		if (major) {
+			major--;
+			rec->major = 1;
+		} else if (minor) {
+			minor--;
+		} else {
+			rec->known &= ~KNOWN_MAJOR;
+			rec->result = RESULT_INTERRUPTED;
+			if (rec->mode == MODE_KERNEL && st->phase != RETRY)
+				rec->result = RESULT_EFAULT;
+			/* The vsyscall page: emulated, neither mapped nor refused. */
+			if (rec->mode == MODE_USER && (__s64)rec->address < 0)
+				rec->result = RESULT_UNKNOWN;
+		}
+		emit(st);
+	}
+	if (!st->wanted)
+		return;
+	if (minor)
+		add_to(unseen.minor, minor);
+	if (major)
+		add_to(unseen.major, major);
+}
+
+/* The thread's state, new ones at the thread's present counts. */
+static __always_inline struct task_state *state_of(struct task_struct *task)
+{
+	struct task_state *st = find_state(task);
+
+	if (st)
+		return st;
+	st = make_state(task);
+	if (!st) {
+		count(lost_state);
+		return NULL;
+	}
+	if (READ_TASK(task, start_time) < started_ns) {
+		st->min_flt = READ_TASK(task, min_flt);
+		st->maj_flt = READ_TASK(task, maj_flt);
+	}
+	return st;
+}
+
+struct beginning {
+	__u64 address, ip;
+	__u32 flags;
+	__u16 known;
+	__u8 mode, access;
+	bool foreign_mm;
+};
+
+/* Starts a record. Returns the state, or NULL if the fault is not wanted. */
+static __always_inline struct task_state *begin(struct task_struct *task, const struct beginning *b)
+{
+	bool selftest = is_selftest(task, b->address);
+	struct task_state *st;
+	struct fault_record *rec;
+
+	if (!selftest && (!armed || !process_matches(task, b->foreign_mm)))
+		return NULL;
+	st = state_of(task);
+	if (!st)
+		return NULL;
+	st->wanted = !selftest && names_match(task, st);
+	settle(st, task);
+
+	rec = &st->rec;
+	identify(st, task);
+	rec->type = selftest ? RECORD_SELFTEST : RECORD_FAULT;
+	rec->start_ns = bpf_ktime_get_ns();
+	rec->address = b->address;
+	rec->ip = b->ip;
+	rec->flags = b->flags;
+	rec->known = b->known;
+	rec->mode = b->mode;
+	rec->access = b->access;
+	rec->major = 0;
+	rec->attempts = 0;
+	rec->label = LABEL_UNKNOWN;
+	rec->file.ino = rec->file.hash = rec->file.dev = 0;
+	st->raised = 0;
+	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
+	return st;
+}
+
+static __always_inline void name_task(struct fault_record *rec, struct task_struct *task)
+{
+	bpf_get_current_comm(rec->comm, COMM_LEN);
+	if (rec->host_pid == rec->host_tid)
+		__builtin_memcpy(rec->process, rec->comm, COMM_LEN);
+	else
+		BPF_CORE_READ_INTO(&rec->process, task, group_leader, comm);
+}
+
+/* Completes the fault in flight. */
+static __always_inline void end(struct task_state *st, struct task_struct *task, __u8 result,
+				bool major)
+{
+	struct fault_record *rec = &st->rec;
+
+	st->min_flt = READ_TASK(task, min_flt);
+	st->maj_flt = READ_TASK(task, maj_flt);
+	rec->end_ns = bpf_ktime_get_ns();
+	rec->result = result;
+	rec->major = major;
+	rec->known |= KNOWN_LATENCY | KNOWN_MAJOR;
+	if (result != RESULT_OK)
+		rec->known &= ~KNOWN_MAJOR;
+	emit(st);
+}
+
+static __always_inline bool is_retry_of(const struct task_state *st, __u64 address, __u32 flags)
+{
+	if (st->phase != RETRY || ((st->rec.address ^ address) & PAGE_MASK_4K))
+		return false;
+	/*
+	 * Since per-VMA locks (6.4) the second attempt comes without TRIED: a fault
+	 * that could not be handled under the VMA's lock starts over under mmap_lock.
+	 */
+	return flags & flag_tried || (st->last_flags & flag_vma_lock && !(flags & flag_vma_lock));
+}
+
+static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 address, __u32 flags,
+					   struct pt_regs *regs, bool typed)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = find_state(task);
+	struct beginning b = { .address = address, .flags = flags };
+
+	if (st && is_retry_of(st, address, flags)) {
+		st->phase = HANDLING;
+		st->last_flags = flags;
+		st->rec.attempts++;
+		return;
+	}
+	b.known = KNOWN_FLAGS | KNOWN_ACCESS | KNOWN_ATTEMPTS;
+	b.mode = flags & flag_user ? MODE_USER : flags & flag_remote ? MODE_REMOTE : MODE_KERNEL;
+	b.access = flags & flag_instruction ? ACCESS_EXEC :
+		   flags & flag_write	    ? ACCESS_WRITE :
+					      ACCESS_READ;
+	if (regs) {
+#if defined(__TARGET_ARCH_x86)
+		b.ip = READ(typed, regs, ip);
+#else
+		b.ip = READ(typed, regs, pc);
+#endif
+		b.known |= KNOWN_IP;
+	}
+	if (b.mode == MODE_REMOTE)
+		b.foreign_mm = READ(typed, vma, vm_mm) != READ_TASK(task, mm);
+	/* The exception announced by page_fault_kernel has found its mapping. */
+	if (st && st->phase == TRAPPED && st->rec.address == address)
+		st->phase = IDLE;
+	st = begin(task, &b);
+	if (!st)
+		return;
+	st->phase = HANDLING;
+	st->last_flags = flags;
+	st->rec.attempts = 1;
+	if (st->ignored)
+		return;
+	name_task(&st->rec, task);
+	describe_vma(&st->rec, vma, typed);
+}
+
+static __always_inline void exit_mm_fault(__u32 ret)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = find_state(task);
+	__u8 result = RESULT_OK;
+
+	if (!st || st->phase != HANDLING) {
+		if (armed && !(ret & ret_retry))
+			count(filtered);
+		return;
+	}
+	if (ret & ret_retry) {
+		st->phase = RETRY;
+		st->rec.end_ns = bpf_ktime_get_ns();
+		st->rec.known |= KNOWN_LATENCY;
+		return;
+	}
+	if (ret & ret_oom)
+		result = RESULT_OOM;
+	else if (ret & ret_hwpoison)
+		result = RESULT_HWPOISON;
+	else if (ret & ret_sigbus)
+		result = RESULT_SIGBUS;
+	else if (ret & ret_sigsegv)
+		result = RESULT_SIGSEGV;
+	/* A signal follows, which must not become a second record. */
+	st->raised = st->rec.mode == MODE_USER && result != RESULT_OK && result != RESULT_OOM;
+	/* mm_account_fault: what had to be tried again is major. */
+	end(st, task, result, ret & ret_major || st->last_flags & flag_tried);
+}
+
+/*
+ * An argument of a traced function by its position. A plain ctx[position] would
+ * be compiled to a variable offset, which the verifier refuses.
+ */
+#define FUNC_ARG(ctx, n)                                                                           \
+	({                                                                                         \
+		__u64 __arg;                                                                       \
+		asm volatile("%0 = *(u64 *)(%1 + " #n " * 8)" : "=r"(__arg) : "r"(ctx));           \
+		__arg;                                                                             \
+	})
+
+static __always_inline __u64 func_arg(const void *ctx, __u8 position)
+{
+	switch (position) {
+	case 0:
+		return FUNC_ARG(ctx, 0);
+	case 1:
+		return FUNC_ARG(ctx, 1);
+	case 2:
+		return FUNC_ARG(ctx, 2);
+	case 3:
+		return FUNC_ARG(ctx, 3);
+	default:
+		return FUNC_ARG(ctx, 4);
+	}
+}
+
+SEC("fentry/handle_mm_fault")
+int fentry_handle_mm_fault(__u64 *ctx)
+{
+	enter_mm_fault((void *)func_arg(ctx, arg_vma), func_arg(ctx, arg_address),
+		       func_arg(ctx, arg_flags), (void *)func_arg(ctx, arg_regs), true);
+	return 0;
+}
+
+/* The return value stands behind the arguments. */
+const volatile __u8 arg_count = 4;
+
+SEC("fexit/handle_mm_fault")
+int fexit_handle_mm_fault(__u64 *ctx)
+{
+	exit_mm_fault(func_arg(ctx, arg_count));
+	return 0;
+}
+
+static __always_inline __u64 probe_arg(struct pt_regs *ctx, __u8 position)
+{
+	switch (position) {
+	case 0:
+		return PT_REGS_PARM1_CORE(ctx);
+	case 1:
+		return PT_REGS_PARM2_CORE(ctx);
+	case 2:
+		return PT_REGS_PARM3_CORE(ctx);
+	case 3:
+		return PT_REGS_PARM4_CORE(ctx);
+	default:
+		return PT_REGS_PARM5_CORE(ctx);
+	}
+}
+
+SEC("kprobe/handle_mm_fault")
+int kprobe_handle_mm_fault(struct pt_regs *ctx)
+{
+	enter_mm_fault((void *)probe_arg(ctx, arg_vma), probe_arg(ctx, arg_address),
+		       probe_arg(ctx, arg_flags), (void *)probe_arg(ctx, arg_regs), false);
+	return 0;
+}
+
+SEC("kretprobe/handle_mm_fault")
+int kretprobe_handle_mm_fault(struct pt_regs *ctx)
+{
+	exit_mm_fault(PT_REGS_RC_CORE(ctx));
+	return 0;
+}
+
+#if defined(__TARGET_ARCH_x86)
+
+static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct task_struct *task)
+{
+	struct beginning b = { .address = ctx[0], .mode = user ? MODE_USER : MODE_KERNEL };
+	struct pt_regs *regs = (void *)ctx[1];
+	__u64 error_code = ctx[2];
+
+	b.ip = regs->ip;
+	b.known = KNOWN_IP | KNOWN_ACCESS | KNOWN_SOME_FLAGS;
+	b.access = error_code & PF_INSTR ? ACCESS_EXEC :
+		   error_code & PF_WRITE ? ACCESS_WRITE :
+					   ACCESS_READ;
+	b.flags = (error_code & PF_WRITE ? flag_write : 0) |
+		  (error_code & PF_INSTR ? flag_instruction : 0) | (user ? flag_user : 0);
+	return begin(task, &b);
+}
+
+/*
+ * A fault of the kernel that counts: on a user address and not inside
+ * pagefault_disable(), where the kernel only looks and never resolves.
+ */
+static __always_inline bool kernel_fault_counts(__u64 address, struct task_struct *task)
+{
+	return (__s64)address >= 0 && !READ_TASK(task, pagefault_disabled);
+}
+
+static __always_inline void enter_trap(__u64 *ctx, bool user)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st;
+
+	if (!user && !kernel_fault_counts(ctx[0], task))
+		return;
+	st = trap(ctx, user, task);
+	if (!st)
+		return;
+	st->phase = HANDLING;
+	if (!st->ignored)
+		name_task(&st->rec, task);
+}
+
+SEC("tp_btf/page_fault_user")
+int enter_page_fault_user(__u64 *ctx)
+{
+	enter_trap(ctx, true);
+	return 0;
+}
+
+SEC("tp_btf/page_fault_kernel")
+int enter_page_fault_kernel(__u64 *ctx)
+{
+	enter_trap(ctx, false);
+	return 0;
+}
+
+/*
+ * For the hooks on handle_mm_fault: a kernel access that no mapping answers never
+ * gets there and raises no signal.
+ */
+SEC("tp_btf/page_fault_kernel")
+int announce_page_fault_kernel(__u64 *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st;
+
+	if (!kernel_fault_counts(ctx[0], task))
+		return 0;
+	st = trap(ctx, false, task);
+	if (!st)
+		return 0;
+	st->phase = TRAPPED;
+	if (!st->ignored)
+		name_task(&st->rec, task);
+	return 0;
+}
+
+#endif
+
+/* Completion as perf counts it: the event carries the address of the exception. */
+static __always_inline struct task_state *completed(struct bpf_perf_event_data *ctx,
+						    struct task_struct *task)
+{
+	struct task_state *st = find_state(task);
+
+	if (st && st->phase == HANDLING && st->rec.address == ctx->addr)
+		return st;
+	if (armed)
+		count(filtered);
+	return NULL;
+}
+
+SEC("perf_event")
+int exit_minor(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = completed(ctx, task);
+
+	if (!st)
+		return 0;
+	if (!st->ignored)
+		find_vma(task, &st->rec);
+	end(st, task, RESULT_OK, false);
+	return 0;
+}
+
+SEC("perf_event")
+int exit_major(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = completed(ctx, task);
+
+	if (!st)
+		return 0;
+	if (!st->ignored)
+		find_vma(task, &st->rec);
+	end(st, task, RESULT_OK, true);
+	return 0;
+}
+
+/* The same for kernels without bpf_find_vma, whose verifier knows no callbacks. */
+SEC("perf_event")
+int exit_minor_rb(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = completed(ctx, task);
+
+	if (!st)
+		return 0;
+	if (!st->ignored)
+		find_vma_rb(task, &st->rec);
+	end(st, task, RESULT_OK, false);
+	return 0;
+}
+
+SEC("perf_event")
+int exit_major_rb(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = completed(ctx, task);
+
+	if (!st)
+		return 0;
+	if (!st->ignored)
+		find_vma_rb(task, &st->rec);
+	end(st, task, RESULT_OK, true);
+	return 0;
+}
+
+/* Which result a signal stands for, RESULT_UNKNOWN if no page fault raised it. */
+static __always_inline __u8 signal_result(int sig, int code)
+{
+	if (sig == SIGSEGV && (code == SEGV_MAPERR || code == SEGV_ACCERR || code == SEGV_PKUERR))
+		return RESULT_SIGSEGV;
+	if (sig == SIGBUS && code == BUS_ADRERR)
+		return RESULT_SIGBUS;
+	if (sig == SIGBUS && code == BUS_MCEERR_AR)
+		return RESULT_HWPOISON;
+	return RESULT_UNKNOWN;
+}
+
+/* A user access that handle_mm_fault never heard of. */
+static __always_inline struct task_state *begin_refused(struct task_struct *task, __u64 address)
+{
+	struct beginning b = { .address = address, .mode = MODE_USER };
+	struct task_state *st;
+
+#if defined(__TARGET_ARCH_x86)
+	__u64 error_code = READ_TASK(task, thread.error_code);
+
+	b.access = error_code & PF_INSTR ? ACCESS_EXEC :
+		   error_code & PF_WRITE ? ACCESS_WRITE :
+					   ACCESS_READ;
+	b.known = KNOWN_ACCESS;
+#else
+	/* ESR_ELx: exception class 0x20 or 0x21 is a fetch, bit 6 of a data abort a write. */
+	__u64 esr = READ_TASK(task, thread.fault_code);
+
+	b.access = (esr >> 26 & 0x3e) == 0x20 ? ACCESS_EXEC :
+		   esr & 1 << 6		      ? ACCESS_WRITE :
+						ACCESS_READ;
+	b.known = KNOWN_ACCESS;
+#endif
+	st = begin(task, &b);
+	if (st && !st->ignored)
+		name_task(&st->rec, task);
+	return st;
+}
+
+SEC("tp_btf/signal_generate")
+int refuse(__u64 *ctx)
+{
+	struct task_struct *task = current_task();
+	int sig = ctx[0];
+	struct kernel_siginfo *info = (void *)ctx[1];
+	struct task_state *st;
+	__u64 address;
+	__u8 result;
+
+	if ((sig != SIGSEGV && sig != SIGBUS) || (void *)ctx[2] != (void *)task)
+		return 0;
+	/* SEND_SIG_NOINFO and SEND_SIG_PRIV are small numbers, not pointers. */
+	if ((__u64)info < 4096)
+		return 0;
+	result = signal_result(sig, BPF_CORE_READ(info, si_code));
+	if (result == RESULT_UNKNOWN)
+		return 0;
+	address = (__u64)BPF_CORE_READ(info, _sifields._sigfault._addr);
+	st = find_state(task);
+	if (st && st->raised) {
+		st->raised = 0;
+		return 0;
+	}
+	if (st && st->phase == HANDLING && !((st->rec.address ^ address) & PAGE_MASK_4K)) {
+		end(st, task, result, false);
+		return 0;
+	}
+	st = begin_refused(task, address);
+	if (!st)
+		return 0;
+	st->rec.end_ns = st->rec.start_ns;
+	st->rec.result = result;
+	emit(st);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int follow_fork(__u64 *ctx)
+{
+	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
+	__u32 from, to;
+	__u8 *value, yes = TRACKED;
+
+	if (!task_storage) {
+		/* A thread that took its leader's id by exec leaves its old one behind. */
+		from = child->pid;
+		bpf_map_delete_elem(&states_by_tid, &from);
+	}
+	if (parent->group_leader == child->group_leader)
+		return 0;
+	from = parent->tgid;
+	to = child->tgid;
+	if (observer_pidns) {
+		from = observed_nr(BPF_CORE_READ(parent, group_leader, thread_pid));
+		to = observed_nr(BPF_CORE_READ(child, thread_pid));
+	}
+	value = bpf_map_lookup_elem(&tracked, &from);
+	/* The child may have the id of a process that ended without our noticing. */
+	if (!value || !follow_children)
+		bpf_map_delete_elem(&tracked, &to);
+	else
+		bpf_map_update_elem(&tracked, &to, &yes, BPF_ANY);
+	return 0;
+}
+
+/* exec names the task right after it has taken the new address space. */
+SEC("tp_btf/task_rename")
+int begin_exec(__u64 *ctx)
+{
+	struct task_struct *task = current_task();
+	struct ids ids;
+	__u8 *value;
+
+	if ((void *)ctx[0] != (void *)task)
+		return 0;
+	ids = observed_ids(task);
+	value = bpf_map_lookup_elem(&tracked, &ids.pid);
+	if (value && *value == TRACKED_PRE_EXEC)
+		*value = TRACKED;
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int leave(__u64 *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st = find_state(task);
+
+	if (!st)
+		return 0;
+	settle(st, task);
+	drop_state(task);
+	return 0;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What is remembered of a thread between the beginning and the end of its fault,
+ * and who the thread is.
+ *
+ * Task storage needs bpf_task_storage_get in tracing programs and
+ * bpf_get_current_task_btf (Linux 5.13, commit a10787e6d58c). Older kernels use a
+ * hash keyed by thread id, whose entries the exit program removes.
+ */
+#ifndef FAULTSNOOP_TASK_H
+#define FAULTSNOOP_TASK_H
+
+#include "core.h"
+#include "fault.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+/* Set by user space after it has probed for both. */
+const volatile bool task_storage;
+
+/* inum of the observer's pid namespace; 0 when that is the initial one. */
+const volatile __u32 observer_pidns;
+
+enum phase {
+	IDLE,
+	TRAPPED,  /* the exception was taken, handle_mm_fault not yet entered */
+	HANDLING, /* entered, not returned */
+	RETRY,	  /* returned VM_FAULT_RETRY; another attempt should follow */
+};
+
+struct task_state {
+	struct fault_record rec; /* the fault in flight */
+	__u64 host_pid_tgid;	 /* whose ids rec holds; they change on exec */
+	/* min_flt and maj_flt as far as records or counters account for them. */
+	__u64 min_flt, maj_flt;
+	__u64 comm_key[4]; /* comm and process comm of the last verdict */
+	__u64 exe_key;	   /* mm of the last verdict on the executable */
+	__u32 last_flags;  /* FAULT_FLAG_* of the latest attempt */
+	__u8 phase;
+	__u8 wanted;	 /* the thread matches all conditions on processes */
+	__u8 ignored;	 /* the fault in flight does not match */
+	__u8 raised;	 /* its error has been reported, the signal is to come */
+	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
+	__u8 exe_match;	 /* the same for exe_key */
+	__u8 pad[2];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task_state);
+} states SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct task_state);
+} states_by_tid SEC(".maps");
+
+/* A new state is larger than the BPF stack likes, so it is copied from here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct task_state);
+} blank_state SEC(".maps");
+
+/*
+ * READ follows one pointer: as a plain load where the verifier knows the type of
+ * base (typed), else through bpf_probe_read_kernel. typed must be constant to
+ * either the compiler or the verifier.
+ */
+#define READ(typed, base, field)                                                                   \
+	({                                                                                         \
+		typeof((base)->field) __value;                                                     \
+		if (typed)                                                                         \
+			__value = (base)->field;                                                   \
+		else                                                                               \
+			__value = BPF_CORE_READ(base, field);                                      \
+		__value;                                                                           \
+	})
+
+#define READ_TASK(task, field) READ(task_storage, task, field)
+
+static __always_inline struct task_struct *current_task(void)
+{
+	if (task_storage)
+		return bpf_get_current_task_btf();
+	return (void *)bpf_get_current_task();
+}
+
+static __always_inline struct task_state *find_state(struct task_struct *task)
+{
+	if (task_storage)
+		return bpf_task_storage_get(&states, task, NULL, 0);
+
+	__u32 tid = bpf_get_current_pid_tgid();
+
+	return bpf_map_lookup_elem(&states_by_tid, &tid);
+}
+
+static __always_inline struct task_state *make_state(struct task_struct *task)
+{
+	if (task_storage)
+		return bpf_task_storage_get(&states, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	__u32 tid = bpf_get_current_pid_tgid();
+	struct task_state *st = bpf_map_lookup_elem(&states_by_tid, &tid);
+	__u32 zero = 0;
+
+	if (st)
+		return st;
+	st = bpf_map_lookup_elem(&blank_state, &zero);
+	if (!st)
+		return NULL;
+	bpf_map_update_elem(&states_by_tid, &tid, st, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&states_by_tid, &tid);
+}
+
+/* Forgets the current thread, which is task. */
+static __always_inline void drop_state(struct task_struct *task)
+{
+	if (task_storage) {
+		bpf_task_storage_delete(&states, task);
+		return;
+	}
+
+	__u32 tid = bpf_get_current_pid_tgid();
+
+	bpf_map_delete_elem(&states_by_tid, &tid);
+}
+
+/* MAX_PID_NS_LEVEL in include/linux/pid_namespace.h */
+#define PIDNS_LEVELS 32
+
+/* The id of pid in the observer's namespace, 0 if it has none there. */
+static __always_inline __u32 observed_nr(struct pid *pid)
+{
+	unsigned int level = BPF_CORE_READ(pid, level);
+
+	for (unsigned int i = 0; i < PIDNS_LEVELS && i <= level; i++) {
+		struct upid upid;
+
+		if (bpf_core_read(&upid, sizeof(upid), &pid->numbers[i]))
+			return 0;
+		if (BPF_CORE_READ(upid.ns, ns.inum) == observer_pidns)
+			return upid.nr;
+	}
+	return 0;
+}
+
+/* The id of pid in its own namespace if that is not the initial one. */
+static __always_inline __u32 inner_nr(struct pid *pid)
+{
+	unsigned int level = BPF_CORE_READ(pid, level);
+	struct upid upid;
+
+	if (!level || level >= PIDNS_LEVELS)
+		return 0;
+	if (bpf_core_read(&upid, sizeof(upid), &pid->numbers[level]))
+		return 0;
+	return upid.nr;
+}
+
+struct ids {
+	__u32 pid, tid;
+};
+
+/* The current thread's ids as the observer sees them. */
+static __always_inline struct ids observed_ids(struct task_struct *task)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	struct ids ids = { .pid = id >> 32, .tid = (__u32)id };
+
+	if (observer_pidns) {
+		ids.pid = observed_nr(BPF_CORE_READ(task, group_leader, thread_pid));
+		ids.tid = observed_nr(BPF_CORE_READ(task, thread_pid));
+	}
+	return ids;
+}
+
+/* Fills the ids of st->rec, which stay until the thread changes its own by exec. */
+static __always_inline void identify(struct task_state *st, struct task_struct *task)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+
+	if (st->host_pid_tgid == id)
+		return;
+
+	struct ids ids = observed_ids(task);
+
+	st->host_pid_tgid = id;
+	st->rec.host_pid = id >> 32;
+	st->rec.host_tid = id;
+	st->rec.pid = ids.pid;
+	st->rec.tid = ids.tid;
+	st->rec.inner_pid = inner_nr(BPF_CORE_READ(task, group_leader, thread_pid));
+	st->rec.inner_tid = inner_nr(BPF_CORE_READ(task, thread_pid));
+}
+
+#endif

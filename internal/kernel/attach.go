@@ -1,0 +1,126 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// kretprobeInstances is how many threads may be inside handle_mm_fault at once
+// before a return is missed. The kernel's default of ten or so misses half of the
+// exits when 60 faults sleep for I/O.
+const kretprobeInstances = 4096
+
+// apply reduces spec to what the plan needs and sets its variables.
+func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
+	for name := range spec.Programs {
+		if !slices.Contains(p.Programs, name) {
+			delete(spec.Programs, name)
+		}
+	}
+	for _, name := range p.Programs {
+		if spec.Programs[name] == nil {
+			return fmt.Errorf("planning hook %s: no program %q in the BPF object", p.Hook, name)
+		}
+	}
+	for name, value := range p.Variables {
+		v := spec.Variables[name]
+		if v == nil {
+			return fmt.Errorf("planning hook %s: no variable %q in the BPF object", p.Hook, name)
+		}
+		if err := v.Set(value); err != nil {
+			return fmt.Errorf("setting variable %q: %w", name, err)
+		}
+	}
+	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
+	if p.TaskStorage {
+		spec.Maps[faultMapStatesByTid].MaxEntries = 1
+		return nil
+	}
+	// Programs refer to the map in branches that are dead here. The kernel still
+	// wants a map in its place, of a type that it knows.
+	spec.Maps[faultMapStates] = &ebpf.MapSpec{
+		Name: faultMapStates, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+	}
+	return nil
+}
+
+// identifyTool tells the BPF side who is tracing, since when.
+func identifyTool(spec *ebpf.CollectionSpec, now uint64) error {
+	ns, err := pidNamespace()
+	if err != nil {
+		return err
+	}
+	if ns == initPIDNS {
+		ns = 0
+	}
+	for name, value := range map[string]any{
+		faultVarSelfTgid: uint32(os.Getpid()), faultVarObserverPidns: ns, faultVarStartedNs: now,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("setting variable %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// attachments are the programs' places in the kernel, in the order of attachment.
+type attachments struct {
+	links []io.Closer
+	pages pageEvents
+}
+
+func (a *attachments) attach(plan *Plan, coll *ebpf.Collection) error {
+	for _, name := range plan.Programs {
+		p := coll.Programs[name]
+		var l io.Closer
+		var err error
+		switch name {
+		case faultProgExitMinor, faultProgExitMinorRb:
+			a.pages.minor = p
+			continue
+		case faultProgExitMajor, faultProgExitMajorRb:
+			a.pages.major = p
+			a.pages.open = map[int][2]pageEvent{}
+			err = a.pages.update()
+			l = &a.pages
+		case faultProgKprobeHandleMmFault:
+			l, err = link.Kprobe(handleMMFault, p, nil)
+		case faultProgKretprobeHandleMmFault:
+			l, err = kretprobe(p)
+		default:
+			l, err = link.AttachTracing(link.TracingOptions{Program: p})
+		}
+		if err != nil {
+			return fmt.Errorf("attaching program %s: %w", name, err)
+		}
+		a.links = append(a.links, l)
+	}
+	return nil
+}
+
+// kretprobe asks for many instances, for which the library needs tracefs, and
+// takes the kernel's default where there is none: missed returns then become
+// records without latency.
+func kretprobe(p *ebpf.Program) (link.Link, error) {
+	l, err := link.Kretprobe(handleMMFault, p, &link.KprobeOptions{RetprobeMaxActive: kretprobeInstances})
+	if err == nil {
+		return l, nil
+	}
+	return link.Kretprobe(handleMMFault, p, nil)
+}
+
+// Close detaches in reverse order, so that no fault begins that will not end.
+func (a *attachments) Close() error {
+	var err error
+	for _, l := range slices.Backward(a.links) {
+		err = errors.Join(err, l.Close())
+	}
+	a.links = nil
+	return err
+}

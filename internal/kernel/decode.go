@@ -1,0 +1,179 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"faultsnoop/internal/fault"
+)
+
+// Values of bpf/fault.h that are not in the generated types.
+const (
+	recordFault    = 1
+	recordName     = 2
+	recordSelftest = 3
+
+	labelAnon  = 1
+	labelHeap  = 2
+	labelStack = 3
+	labelFile  = 4
+
+	resultUnknown = 255
+)
+
+// knownFields translates enum known.
+var knownFields = [...]struct {
+	bit   uint16
+	field fault.Field
+}{
+	{1 << 0, fault.HasLatency},
+	{1 << 1, fault.HasMajor},
+	{1 << 2, fault.HasFlags},
+	{1 << 3, fault.HasSomeFlag},
+	{1 << 4, fault.HasAttempts},
+	{1 << 5, fault.HasIP},
+	{1 << 6, fault.HasVMA | fault.HasPgOff},
+	{1 << 7, fault.HasAccess},
+}
+
+// maxNames bounds the memory for file names.
+const maxNames = 1 << 16
+
+// decoder turns ring buffer records into faults.
+type decoder struct {
+	pageSize  uint64
+	pageShift int
+	names     map[faultNameKey]string
+	// fields is knownFields for every combination of its bits.
+	fields [1 << len(knownFields)]fault.Field
+	// selftest holds the last record of that type.
+	selftest *fault.Fault
+}
+
+func newDecoder(pageSize uint64) decoder {
+	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]string{}}
+	for known := range d.fields {
+		for _, k := range knownFields {
+			if uint16(known)&k.bit != 0 {
+				d.fields[known] |= k.field
+			}
+		}
+	}
+	return d
+}
+
+// decode reads one record. It reports false for what is not a fault: names, which
+// it keeps, and records of another size or type.
+func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
+	if len(raw) < 4 {
+		return fault.Fault{}, false
+	}
+	switch *(*uint32)(unsafe.Pointer(&raw[0])) {
+	case recordName:
+		if len(raw) >= int(unsafe.Sizeof(faultNameRecord{})) {
+			d.addName((*faultNameRecord)(unsafe.Pointer(&raw[0])))
+		}
+	case recordFault:
+		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {
+			return d.fault((*faultFaultRecord)(unsafe.Pointer(&raw[0]))), true
+		}
+	case recordSelftest:
+		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {
+			f := d.fault((*faultFaultRecord)(unsafe.Pointer(&raw[0])))
+			d.selftest = &f
+		}
+	}
+	return fault.Fault{}, false
+}
+
+func (d *decoder) addName(r *faultNameRecord) {
+	n := min(int(r.Len), len(r.Name))
+	d.names[r.Key] = string(unsafe.Slice((*byte)(unsafe.Pointer(&r.Name[0])), n))
+}
+
+func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
+	f := fault.Fault{
+		End: r.EndNs,
+		PID: r.Pid, TID: r.Tid, HostPID: r.HostPid, HostTID: r.HostTid,
+		InnerPID: r.InnerPid, InnerTID: r.InnerTid, CPU: r.Cpu,
+		Comm: *(*fault.Comm)(unsafe.Pointer(&r.Comm)), Process: *(*fault.Comm)(unsafe.Pointer(&r.Process)),
+		Known:    d.fields[r.Known&(1<<len(knownFields)-1)] | fault.HasMode | fault.HasIDs,
+		Mode:     fault.Mode(r.Mode),
+		Access:   fault.Access(r.Access),
+		Major:    r.Major != 0,
+		Attempts: r.Attempts,
+		Flags:    r.Flags,
+		Address:  r.Address,
+		IP:       r.Ip,
+	}
+	if r.InnerPid != 0 {
+		f.Known |= fault.HasInnerIDs
+	}
+	if r.Result != resultUnknown {
+		f.Known |= fault.HasResult
+		f.Result = fault.Result(r.Result)
+	}
+	if f.Is(fault.HasLatency) {
+		f.Latency = time.Duration(r.EndNs - r.StartNs)
+		// A clock that runs backwards between CPUs must not become 584 years.
+		if r.EndNs < r.StartNs {
+			f.Known &^= fault.HasLatency
+			f.Latency = 0
+		}
+	}
+	if f.Is(fault.HasVMA) {
+		f.VMA = fault.VMA{
+			Start: r.VmaStart, End: r.VmaEnd, PgOff: r.VmaPgoff, Flags: r.VmaFlags,
+			Inode: r.File.Ino, Dev: r.File.Dev,
+		}
+		f.PgOff = (r.Address-r.VmaStart)>>d.pageShift + r.VmaPgoff
+		d.label(&f, r)
+	}
+	return f
+}
+
+func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
+	switch r.Label {
+	case labelAnon:
+		f.VMA.Label = "[anon]"
+	case labelHeap:
+		f.VMA.Label = "[heap]"
+	case labelStack:
+		f.VMA.Label = "[stack]"
+	case labelFile:
+		name, ok := d.names[r.File]
+		if !ok {
+			return
+		}
+		f.VMA.Label = name
+	default:
+		return
+	}
+	f.Known |= fault.HasLabel
+}
+
+// forgetNames starts over when very many files have been seen: first here, then
+// in the kernel, which then sends each name again.
+func (d *decoder) forgetNames(sent *ebpf.Map) error {
+	if len(d.names) < maxNames {
+		return nil
+	}
+	clear(d.names)
+	var key faultNameKey
+	for {
+		err := sent.NextKey(nil, &key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("listing the file names sent: %w", err)
+		}
+		if err := sent.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forgetting file names: %w", err)
+		}
+	}
+}

@@ -1,0 +1,286 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/fault"
+)
+
+const (
+	// pollInterval bounds how long a record waits for the reader. It trades the
+	// promptness of a quiet trace against wakeups.
+	pollInterval = 50 * time.Millisecond
+	// upkeepInterval is how often losses and the CPUs online are looked at.
+	upkeepInterval = 200 * time.Millisecond
+	// maxBatch bounds the memory of a batch; records beyond it stay in the ring.
+	maxBatch = 2048
+)
+
+// Live is a running trace. It is not safe for concurrent use.
+type Live struct {
+	plan    Plan
+	session fault.Session
+	coll    *ebpf.Collection
+	// attached must stay referenced: the garbage collector closes a link that is not.
+	attached attachments
+	reader   *ringbuf.Reader
+	record   ringbuf.Record
+	decoder  decoder
+	batch    fault.Batch
+	lost     map[string]uint64 // as last reported
+	recordFilter,
+	stopped,
+	drained bool
+	nextUpkeep time.Time
+}
+
+// Open loads and attaches what plan says, proves that it works by a fault of its
+// own, and starts counting. The caller closes the Live.
+func Open(plan Plan, opt Options) (*Live, error) {
+	spec, err := loadFault()
+	if err != nil {
+		return nil, fmt.Errorf("reading the BPF object: %w", err)
+	}
+	if err := plan.apply(spec); err != nil {
+		return nil, err
+	}
+	now, err := monotonic()
+	if err != nil {
+		return nil, err
+	}
+	if err := identifyTool(spec, now); err != nil {
+		return nil, err
+	}
+	sys := ReadSystem()
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		s := sys.refusal("loading the BPF programs", err)
+		return nil, &UnsupportedError{plan.Hook, s}
+	}
+	l := &Live{plan: plan, coll: coll, lost: map[string]uint64{}}
+	if err := l.start(opt, &sys); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Live) start(opt Options, sys *System) error {
+	flt := &opt.Filter
+	// Accounting for faults that no record exists of cannot ask for their address.
+	l.recordFilter = flt.AddrEnd != 0 || flt.Mode != nil || flt.Access != nil || flt.Major != nil || flt.MinLatency != 0
+	l.decoder = newDecoder(uint64(os.Getpagesize()))
+	var err error
+	if l.reader, err = ringbuf.NewReader(l.coll.Maps[faultMapRecords]); err != nil {
+		return fmt.Errorf("opening the ring buffer: %w", err)
+	}
+	if err := l.setTargets(opt); err != nil {
+		return err
+	}
+	if err := l.attached.attach(&l.plan, l.coll); err != nil {
+		return &UnsupportedError{l.plan.Hook, sys.refusal("attaching", err)}
+	}
+	if err := l.selfTest(); err != nil {
+		return fmt.Errorf("testing hook %s with a fault of the tool's own: %w", l.plan.Hook, err)
+	}
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	host, _ := os.Hostname() // a nameless host is no reason to fail
+	l.session = fault.Session{
+		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind,
+		Kernel: sys.Release, Host: host, CPUs: ebpf.MustPossibleCPU(), Command: opt.Command,
+		Started: time.Now(), MonoStarted: now,
+		FlagNames: l.plan.FlagNames, PageSize: l.decoder.pageSize,
+	}
+	if err := l.coll.Variables[faultVarArmed].Set(true); err != nil {
+		return fmt.Errorf("arming the filters: %w", err)
+	}
+	return nil
+}
+
+// setTargets fills the maps that say which processes are wanted.
+func (l *Live) setTargets(opt Options) error {
+	put := func(name string, id uint32, value uint8) error {
+		if err := l.coll.Maps[name].Put(id, value); err != nil {
+			return fmt.Errorf("setting the filter on %d in %s: %w", id, name, err)
+		}
+		return nil
+	}
+	const tracked, preExec = 1, 2 // enum tracked in bpf/fault.h
+	for _, pid := range opt.Filter.PIDs {
+		if err := put(faultMapTracked, pid, tracked); err != nil {
+			return err
+		}
+	}
+	if opt.CommandPID != 0 {
+		if err := put(faultMapTracked, opt.CommandPID, preExec); err != nil {
+			return err
+		}
+	}
+	for _, tid := range opt.Filter.TIDs {
+		if err := put(faultMapTids, tid, 1); err != nil {
+			return err
+		}
+	}
+	if opt.Filter.Cgroup == "" {
+		return nil
+	}
+	dir, err := os.Open(opt.Filter.Cgroup)
+	if err != nil {
+		return fmt.Errorf("opening the cgroup: %w", err)
+	}
+	defer dir.Close()
+	if err := l.coll.Maps[faultMapCgroup].Put(uint32(0), uint32(dir.Fd())); err != nil {
+		return fmt.Errorf("setting the filter on cgroup %q: %w; it must be a cgroup v2 folder", opt.Filter.Cgroup, err)
+	}
+	return nil
+}
+
+// Session returns the constant facts of the trace.
+func (l *Live) Session() *fault.Session { return &l.session }
+
+// Next returns the records that have arrived, waiting up to 50 ms for one. The
+// batch may be empty and is valid until the next call. After Stop it returns what
+// is left and then io.EOF.
+func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
+	l.batch.Faults = l.batch.Faults[:0]
+	l.batch.Lost = l.batch.Lost[:0]
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if l.drained {
+		return nil, io.EOF
+	}
+	l.reader.SetDeadline(time.Now().Add(pollInterval))
+	for len(l.batch.Faults) < maxBatch {
+		err := l.reader.ReadInto(&l.record)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		} else if errors.Is(err, ringbuf.ErrFlushed) {
+			l.drained = true
+			break
+		} else if err != nil {
+			return nil, fmt.Errorf("reading the ring buffer: %w", err)
+		}
+		if f, ok := l.decoder.decode(l.record.RawSample); ok {
+			l.batch.Faults = append(l.batch.Faults, f)
+		}
+	}
+	return &l.batch, l.upkeep()
+}
+
+// upkeep does what is due from time to time: new CPUs, file names, losses.
+func (l *Live) upkeep() error {
+	now := time.Now()
+	if now.Before(l.nextUpkeep) && !l.drained {
+		return nil
+	}
+	l.nextUpkeep = now.Add(upkeepInterval)
+	if !l.stopped {
+		if err := l.attached.pages.update(); err != nil {
+			return err
+		}
+	}
+	if err := l.decoder.forgetNames(l.coll.Maps[faultMapNames]); err != nil {
+		return err
+	}
+	c, err := l.Counters()
+	if err != nil {
+		return err
+	}
+	for _, loss := range c.Lost {
+		if n := loss.Count - l.lost[loss.Where]; n > 0 {
+			l.lost[loss.Where] = loss.Count
+			l.batch.Lost = append(l.batch.Lost, fault.Loss{Where: loss.Where, Count: n})
+		}
+	}
+	return nil
+}
+
+// Stop detaches all programs; Next then returns the rest.
+func (l *Live) Stop() error {
+	if l.stopped {
+		return nil
+	}
+	l.stopped = true
+	err := l.attached.Close()
+	if ferr := l.reader.Flush(); ferr != nil {
+		err = errors.Join(err, fmt.Errorf("flushing the ring buffer: %w", ferr))
+	}
+	return err
+}
+
+// Counters reads the totals, which the kernel keeps per CPU.
+func (l *Live) Counters() (fault.Counters, error) {
+	var perCPU []faultCounters
+	if err := l.coll.Maps[faultMapCounts].Lookup(uint32(0), &perCPU); err != nil {
+		return fault.Counters{}, fmt.Errorf("reading the counters: %w", err)
+	}
+	var out fault.Counters
+	var ring, state, unseen uint64
+	for i := range perCPU {
+		c := &perCPU[i]
+		out.Minor += c.Matched.Minor - c.LostRing.Minor
+		out.Major += c.Matched.Major - c.LostRing.Major
+		out.Failed += c.Matched.Failed - c.LostRing.Failed
+		out.Filtered += c.Filtered
+		out.Untimed += c.Untimed
+		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed
+		state += c.LostState
+		unseen += c.Unseen.Minor + c.Unseen.Major
+	}
+	out.Seen = out.Minor + out.Major + out.Failed
+	for _, loss := range []fault.Loss{
+		{Where: "ring buffer full", Count: ring},
+		{Where: "no memory for the thread's state", Count: state},
+		{Where: l.unseenWhere(), Count: unseen},
+	} {
+		if loss.Count > 0 {
+			out.Lost = append(out.Lost, loss)
+		}
+	}
+	return out, nil
+}
+
+// unseenWhere names the faults that the kernel has counted for a traced thread
+// and no program heard of.
+func (l *Live) unseenWhere() string {
+	where := "missed by hook " + string(l.plan.Hook)
+	if l.plan.Hook == Tracepoint {
+		where = "by get_user_pages, which hook tracepoint cannot see"
+	}
+	if l.recordFilter {
+		where += " (filters on records not applied)"
+	}
+	return where
+}
+
+// Close detaches and frees everything.
+func (l *Live) Close() error {
+	err := l.attached.Close()
+	if l.reader != nil {
+		err = errors.Join(err, l.reader.Close())
+	}
+	l.coll.Close()
+	return err
+}
+
+// monotonic reads CLOCK_MONOTONIC in nanoseconds, the clock of bpf_ktime_get_ns.
+func monotonic() (uint64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("reading the monotonic clock: %w", err)
+	}
+	return uint64(ts.Nano()), nil
+}

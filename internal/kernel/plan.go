@@ -1,0 +1,276 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"faultsnoop/internal/fault"
+)
+
+// Options is what the user wants of a live source.
+type Options struct {
+	Filter fault.Filter
+	// Sample keeps every Nth record; 0 and 1 keep all. Counts stay exact.
+	Sample uint64
+	// Hook insists on one hook; empty chooses.
+	Hook Hook
+	// CommandPID is a child of ours that waits for its exec, from which on it is
+	// traced; 0 if there is none.
+	CommandPID uint32
+	Command    []string
+	// RingBytes is the size of the ring buffer, a power of two; 0 is the default.
+	RingBytes int
+}
+
+// Limits of the BPF side (bpf/fault.h).
+const (
+	maxCommPatterns = 16
+	maxExePatterns  = 4
+	// maxExePattern is the longest pattern for an executable's name, in bytes.
+	maxExePattern = 64
+	// defaultRingBytes holds about 50,000 records: a third of a second of the
+	// fastest storm that two CPUs can make.
+	defaultRingBytes = 8 << 20
+)
+
+// Plan is what to load and attach for one hook. It is plain data.
+type Plan struct {
+	Hook Hook
+	// Programs are names in the BPF object, in the order of attachment: whatever
+	// ends a fault comes before what begins one.
+	Programs []string
+	// Variables are the read-only settings of the BPF side.
+	Variables map[string]any
+	RingBytes int
+	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
+	TaskStorage bool
+	// Covers and Blind are for the user: what the hook can see and what it cannot.
+	Covers, Blind []string
+	FlagNames     []fault.BitName
+}
+
+// Verdict is whether one hook can be used and why.
+type Verdict struct {
+	Hook Hook
+	Support
+}
+
+// Verdicts judges every hook, in the order of preference.
+func (f *Features) Verdicts() []Verdict {
+	v := make([]Verdict, 0, len(Hooks))
+	for _, h := range Hooks {
+		v = append(v, Verdict{h, f.support(h)})
+	}
+	return v
+}
+
+// support is the first prerequisite of hook that is not met, or OK.
+func (f *Features) support(hook Hook) Support {
+	var needs []Support
+	switch hook {
+	case Fentry:
+		needs = []Support{f.BPF, f.BTF, f.RingBuffer, f.SafeFexit, f.Trampolines}
+	case Kprobe:
+		needs = []Support{f.BPF, f.BTF, f.RingBuffer, f.Kprobes}
+	case Tracepoint:
+		needs = []Support{f.BPF, f.BTF, f.RingBuffer, f.Tracepoints, f.PerfBPF}
+	case Perf:
+		if f.PerfAll.OK {
+			return f.PerfAll
+		}
+		return f.PerfOwn
+	}
+	for _, n := range needs {
+		if !n.OK {
+			return n
+		}
+	}
+	return Support{OK: true, Found: "works"}
+}
+
+// Plans returns what to try, best first. Hooks that cannot work are left out; why
+// is in Verdicts. A plan for Perf carries only its name. An insisted hook that
+// cannot work is an [UnsupportedError].
+func (f *Features) Plans(opt Options) ([]Plan, error) {
+	if opt.Hook != "" {
+		if s := f.support(opt.Hook); !s.OK {
+			return nil, &UnsupportedError{opt.Hook, s}
+		}
+		p, err := f.plan(opt.Hook, opt)
+		return []Plan{p}, err
+	}
+	var plans []Plan
+	for _, v := range f.Verdicts() {
+		if !v.OK {
+			continue
+		}
+		p, err := f.plan(v.Hook, opt)
+		if err != nil {
+			return nil, err
+		}
+		plans = append(plans, p)
+	}
+	if len(plans) == 0 {
+		return nil, fmt.Errorf("choosing a hook: none works here: %s", f.whyNone())
+	}
+	return plans, nil
+}
+
+func (f *Features) whyNone() string {
+	var why []string
+	for _, v := range f.Verdicts() {
+		s := string(v.Hook) + ": " + v.Found
+		if v.Remedy != "" && v.Hook == Perf {
+			s += " (" + v.Remedy + ")"
+		}
+		why = append(why, s)
+	}
+	return strings.Join(why, "; ")
+}
+
+func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
+	if hook == Perf {
+		return Plan{Hook: Perf}, nil
+	}
+	vars, err := f.variables(opt)
+	if err != nil {
+		return Plan{}, err
+	}
+	p := Plan{
+		Hook:        hook,
+		Variables:   vars,
+		RingBytes:   opt.RingBytes,
+		TaskStorage: f.TaskStorage,
+		FlagNames:   f.FaultFlags,
+	}
+	if p.RingBytes == 0 {
+		p.RingBytes = defaultRingBytes
+	}
+	p.Programs = []string{faultProgLeave, faultProgFollowFork, faultProgBeginExec, faultProgRefuse}
+	p.Covers = []string{"user", "kernel", "remote", "failed"}
+	switch hook {
+	case Fentry:
+		p.Programs = append(p.Programs, faultProgFexitHandleMmFault, faultProgFentryHandleMmFault)
+	case Kprobe:
+		p.Programs = append(p.Programs, faultProgKretprobeHandleMmFault, faultProgKprobeHandleMmFault)
+	case Tracepoint:
+		exits := []string{faultProgExitMinor, faultProgExitMajor}
+		if !f.FindVMA {
+			exits = []string{faultProgExitMinorRb, faultProgExitMajorRb}
+		}
+		p.Programs = append(p.Programs, exits...)
+		p.Programs = append(p.Programs, tracepointEntries...)
+		p.Covers = []string{"user", "kernel", "failed"}
+		p.Blind = []string{
+			"faults taken by get_user_pages (remote, mlock, direct I/O) are counted as lost, not shown",
+			"FAULT_FLAG bits beyond WRITE, USER and INSTRUCTION are unknown",
+			"the number of attempts is unknown",
+		}
+		return p, nil
+	}
+	if f.Tracepoints.OK {
+		p.Programs = append(p.Programs, announceKernel...)
+	} else {
+		p.Blind = append(p.Blind, "accesses by the kernel to addresses without a mapping (EFAULT) are not seen")
+	}
+	return p, nil
+}
+
+// variables are the settings that do not depend on the hook. What identifies the
+// tool itself is added when the plan is carried out.
+func (f *Features) variables(opt Options) (map[string]any, error) {
+	flt := &opt.Filter
+	hwpoison := bit(f.Returns, "HWPOISON") | bit(f.Returns, "HWPOISON_LARGE")
+	vars := map[string]any{
+		faultVarTaskStorage:     f.TaskStorage,
+		faultVarArgVma:          f.Args.VMA,
+		faultVarArgAddress:      f.Args.Address,
+		faultVarArgFlags:        f.Args.Flags,
+		faultVarArgRegs:         f.Args.Regs,
+		faultVarArgCount:        f.Args.Count,
+		faultVarFlagWrite:       bit(f.FaultFlags, "WRITE"),
+		faultVarFlagTried:       bit(f.FaultFlags, "TRIED"),
+		faultVarFlagUser:        bit(f.FaultFlags, "USER"),
+		faultVarFlagRemote:      bit(f.FaultFlags, "REMOTE"),
+		faultVarFlagInstruction: bit(f.FaultFlags, "INSTRUCTION"),
+		faultVarFlagVmaLock:     bit(f.FaultFlags, "VMA_LOCK"),
+		faultVarRetOom:          bit(f.Returns, "OOM"),
+		faultVarRetSigbus:       bit(f.Returns, "SIGBUS"),
+		faultVarRetMajor:        bit(f.Returns, "MAJOR"),
+		faultVarRetHwpoison:     hwpoison,
+		faultVarRetSigsegv:      bit(f.Returns, "SIGSEGV"),
+		faultVarRetRetry:        bit(f.Returns, "RETRY"),
+		faultVarSample:          opt.Sample,
+		faultVarTraceSelf:       flt.Self,
+		faultVarFilterPid:       len(flt.PIDs) > 0 || opt.CommandPID != 0,
+		faultVarFilterTid:       len(flt.TIDs) > 0,
+		faultVarFollowChildren:  flt.Children,
+		faultVarFilterCgroup:    flt.Cgroup != "",
+		faultVarAddrStart:       flt.AddrStart,
+		faultVarAddrEnd:         flt.AddrEnd,
+		faultVarMinLatencyNs:    uint64(flt.MinLatency),
+	}
+	if flt.UID != nil {
+		vars[faultVarFilterUid] = true
+		vars[faultVarWantedUid] = *flt.UID
+	}
+	if flt.Mode != nil {
+		vars[faultVarFilterMode] = true
+		vars[faultVarWantedMode] = uint8(*flt.Mode)
+	}
+	if flt.Access != nil {
+		vars[faultVarFilterAccess] = true
+		vars[faultVarWantedAccess] = uint8(*flt.Access)
+	}
+	if flt.Major != nil {
+		vars[faultVarFilterMajor] = true
+		vars[faultVarWantedMajor] = *flt.Major
+	}
+	return vars, setPatterns(vars, flt.Comms)
+}
+
+// setPatterns lays out the patterns of -c for word-wise comparison.
+func setPatterns(vars map[string]any, patterns []string) error {
+	var comms [maxCommPatterns]faultCommPattern
+	var exes [maxExePatterns]faultExePattern
+	var nComm, nExe int
+	for _, p := range patterns {
+		switch {
+		case p == "":
+			return fmt.Errorf("compiling the filter on comm: an empty pattern matches nothing useful; leave -c out")
+		case len(p) <= fault.MaxComm && nComm < maxCommPatterns:
+			text, mask := words(p, 2)
+			comms[nComm] = faultCommPattern{Lo: text[0], Hi: text[1], LoMask: mask[0], HiMask: mask[1]}
+			nComm++
+		case len(p) > fault.MaxComm && len(p) <= maxExePattern && nExe < maxExePatterns:
+			text, mask := words(p, maxExePattern/8)
+			copy(exes[nExe].Text[:], text)
+			copy(exes[nExe].Mask[:], mask)
+			nExe++
+		case len(p) > maxExePattern:
+			return fmt.Errorf("compiling the filter on comm: %q has %d bytes, at most %d are compared; give a shorter part of the name", p, len(p), maxExePattern)
+		default:
+			return fmt.Errorf("compiling the filter on comm: at most %d patterns, of which %d longer than %d bytes", maxCommPatterns, maxExePatterns, fault.MaxComm)
+		}
+	}
+	vars[faultVarCommPatterns] = uint32(nComm)
+	vars[faultVarExePatterns] = uint32(nExe)
+	vars[faultVarCommPatternList] = comms
+	vars[faultVarExePatternList] = exes
+	return nil
+}
+
+// words lays a string out as n native words and tells which bytes of them count.
+func words(s string, n int) (text, mask []uint64) {
+	t, m := make([]byte, 8*n), make([]byte, 8*n)
+	copy(t, s)
+	for i := range len(s) {
+		m[i] = 0xff
+	}
+	for i := range n {
+		text = append(text, binary.NativeEndian.Uint64(t[8*i:]))
+		mask = append(mask, binary.NativeEndian.Uint64(m[8*i:]))
+	}
+	return text, mask
+}

@@ -1,0 +1,106 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/fault"
+)
+
+const (
+	selfTestTimeout = 2 * time.Second
+	selfTestOffset  = 0x123 // in the page; shows that the exact address arrives
+)
+
+// selfTest faults one page of the tool's own in and compares what the hook says
+// with what is known of it. It runs before the filters are armed.
+func (l *Live) selfTest() error {
+	page := os.Getpagesize()
+	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return fmt.Errorf("mapping a page: %w", err)
+	}
+	defer unix.Munmap(mem)
+	// A kernel without huge pages refuses the advice, and needs none.
+	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+
+	want := addressOf(mem) + uint64(page) + selfTestOffset
+	start := want &^ uint64(page-1)
+	if err := l.setSelfTest(start, start+uint64(page)); err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	mem[page+selfTestOffset] = 1
+	tid := uint32(unix.Gettid())
+	// The tracepoint hook learns of a failed completion only at the next fault.
+	runtime.UnlockOSThread()
+
+	got, err := l.awaitSelfTest()
+	if err != nil {
+		return err
+	}
+	if err := l.setSelfTest(0, 0); err != nil {
+		return err
+	}
+	return checkSelfTest(got, want, tid, addressOf(mem), addressOf(mem)+uint64(len(mem)))
+}
+
+func (l *Live) setSelfTest(start, end uint64) error {
+	err := l.coll.Variables[faultVarSelftestStart].Set(start)
+	if err == nil {
+		err = l.coll.Variables[faultVarSelftestEnd].Set(end)
+	}
+	if err != nil {
+		return fmt.Errorf("announcing the page: %w", err)
+	}
+	return nil
+}
+
+func (l *Live) awaitSelfTest() (*fault.Fault, error) {
+	l.reader.SetDeadline(time.Now().Add(selfTestTimeout))
+	for {
+		err := l.reader.ReadInto(&l.record)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("no record arrived within %v", selfTestTimeout)
+		} else if err != nil {
+			return nil, fmt.Errorf("reading the ring buffer: %w", err)
+		}
+		l.decoder.decode(l.record.RawSample)
+		if l.decoder.selftest != nil {
+			return l.decoder.selftest, nil
+		}
+	}
+}
+
+// checkSelfTest compares a record with a write to address by thread tid in a
+// mapping that covers at least [start, end).
+func checkSelfTest(f *fault.Fault, address uint64, tid uint32, start, end uint64) error {
+	switch {
+	case f.Address != address:
+		return fmt.Errorf("address %#x instead of %#x", f.Address, address)
+	case !f.Is(fault.HasAccess) || f.Access != fault.Write:
+		return fmt.Errorf("access %v instead of write", f.Access)
+	case f.Mode != fault.User:
+		return fmt.Errorf("mode %v instead of user", f.Mode)
+	case !f.OK() || f.Major:
+		return fmt.Errorf("result %v, major %v instead of a minor fault", f.Result, f.Major)
+	case f.TID != tid:
+		return fmt.Errorf("tid %d instead of %d", f.TID, tid)
+	case !f.Is(fault.HasVMA):
+		return errors.New("the mapping is unknown")
+	case f.VMA.Start > start || f.VMA.End < end:
+		return fmt.Errorf("mapping %#x-%#x does not hold %#x-%#x", f.VMA.Start, f.VMA.End, start, end)
+	case f.VMA.Perm() != "rw-p":
+		return fmt.Errorf("permissions %s instead of rw-p", f.VMA.Perm())
+	}
+	return nil
+}
+
+// addressOf is where a mapping made by unix.Mmap begins.
+func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&mem[0]))) }
