@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/signal"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/workload"
+)
+
+func newWorkloadCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "workload KIND",
+		Short: "take a known number of page faults of one kind",
+		Long: `Take a known number of page faults of one kind, and print one line of JSON on
+stderr: the process and threads that took them, the addresses, how many faults
+were expected there and how many the kernel counted for each thread meanwhile.`,
+		Example: `  faultsnoop workload alloc --size 1GB --block 10MB
+  faultsnoop trace --json -- faultsnoop workload touch --threads 4`,
+		// Without a function of its own cobra would answer a wrong kind with help and success.
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return fmt.Errorf("choosing a workload: name one of %s", kindNames())
+			}
+			return fmt.Errorf("choosing a workload: %q is none of %s", args[0], kindNames())
+		},
+	}
+	for _, kind := range workload.Kinds() {
+		cmd.AddCommand(newWorkloadKindCmd(kind))
+	}
+	return cmd
+}
+
+func kindNames() string {
+	var names []string
+	for _, kind := range workload.Kinds() {
+		names = append(names, kind.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+func newWorkloadKindCmd(kind workload.Kind) *cobra.Command {
+	long := "It will " + kind.Short + ".\n" + kind.Long
+	cmd := &cobra.Command{Use: kind.Name, Short: kind.Short, Long: long, Args: cobra.NoArgs}
+	run := kind.Bind(cmd.Flags())
+	cmd.PreRunE = func(*cobra.Command, []string) error { return run.Validate() }
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+		defer stop()
+		// The second signal ends the process whatever it does.
+		defer context.AfterFunc(ctx, stop)()
+		return run.Run(ctx, cmd.ErrOrStderr())
+	}
+	return cmd
+}

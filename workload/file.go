@@ -1,0 +1,187 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+	"unsafe"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/fault"
+)
+
+// file is the reading of a mapped file.
+type file struct {
+	pageCount
+	cold, warm, around bool
+	dir                string
+}
+
+func fileFlags(fs *pflag.FlagSet) program {
+	f := &file{}
+	f.declare(fs, 256)
+	fs.BoolVar(&f.cold, "cold", false, "drop the pages from the page cache first: major faults")
+	fs.BoolVar(&f.warm, "warm", false, "have the pages in the page cache: minor faults (the default)")
+	fs.BoolVar(&f.around, "around", false, "let the kernel map warm neighbours, as it does for ordinary programs")
+	fs.StringVar(&f.dir, "dir", "/var/tmp", "folder of the file, on a disk if it is to be cold")
+	return f
+}
+
+func (f *file) validate() error {
+	switch {
+	case f.cold && f.warm:
+		return errors.New("--cold and --warm: choose one")
+	case f.cold && f.around:
+		return errors.New("--around: needs warm pages, leave --cold out")
+	}
+	return f.pageCount.validate()
+}
+
+func (f *file) lay(p *plan) error {
+	if f.cold {
+		if err := onDisk(f.dir); err != nil {
+			return err
+		}
+	}
+	// As many pages again before and behind.
+	fd, err := f.create(p, 3*f.pages*p.pageSize)
+	if err != nil {
+		return err
+	}
+	pgoff := int64(f.pages)
+	b, err := f.mapMiddle(p, fd)
+	if err != nil {
+		return err
+	}
+	r := wholeRange(b, fault.Read, p.pageSize)
+	r.PgOff = &pgoff
+	j := &job{memory: [][]byte{b}, touch: func(memory [][]byte) { readPages(memory[0], p.pageSize) }}
+	switch {
+	case f.cold:
+		if err := makeCold(fd, b, p.pageSize); err != nil {
+			return err
+		}
+		r.Minor, r.Major = 0, r.Pages
+	case f.around:
+		r.Faults = windows(r, p.pageSize)
+		r.Minor = r.Faults
+	default:
+		j.touch = func(memory [][]byte) { readAlone(memory[0], p.pageSize) }
+	}
+	j.ranges = []Range{r}
+	return p.addJob(j)
+}
+
+// create makes the file, whose pages are all written to the disk.
+func (f *file) create(p *plan, size int) (fd int, err error) {
+	tmp, err := os.CreateTemp(f.dir, "faultsnoop-file-*")
+	if err != nil {
+		return -1, fmt.Errorf("creating a file: %w", err)
+	}
+	p.onClose(func() error { return errors.Join(tmp.Close(), os.Remove(tmp.Name())) })
+	if p.file, err = filepath.Abs(tmp.Name()); err != nil {
+		return -1, fmt.Errorf("naming the file: %w", err)
+	}
+	chunk := make([]byte, p.pageSize)
+	for i := range chunk {
+		chunk[i] = 'x'
+	}
+	for n := 0; n < size; n += len(chunk) {
+		if _, err := tmp.Write(chunk); err != nil {
+			return -1, fmt.Errorf("filling the file: %w", err)
+		}
+	}
+	if err := tmp.Sync(); err != nil {
+		return -1, fmt.Errorf("syncing the file: %w", err)
+	}
+	return int(tmp.Fd()), nil
+}
+
+// mapMiddle maps the middle third of the file. Its start is aligned so that
+// fault-around windows do not cross it.
+func (f *file) mapMiddle(p *plan, fd int) ([]byte, error) {
+	size := f.pages * p.pageSize
+	hole, err := p.mapMemory(size+aroundBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
+	if err != nil {
+		return nil, err
+	}
+	skip := int(-addressOf(hole) & (aroundBytes - 1))
+	b := hole[skip : skip+size]
+	// It replaces a part of the hole and goes with it.
+	if _, err := unix.MmapPtr(fd, int64(size), unsafe.Pointer(unsafe.SliceData(b)), uintptr(size),
+		unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return nil, fmt.Errorf("mapping %d bytes of the file: %w", size, err)
+	}
+	// No read-ahead: only the page that faulted is read from the disk.
+	if err := unix.Madvise(b, unix.MADV_RANDOM); err != nil {
+		return nil, fmt.Errorf("advising random access: %w", err)
+	}
+	return b, nil
+}
+
+// aroundBytes is the kernel's default for how much it maps around a fault
+// (fault_around_bytes in mm/memory.c; a debugfs file can change it).
+const aroundBytes = 64 << 10
+
+// windows is the number of fault-around windows of r, which starts at one.
+func windows(r Range, pageSize int) int64 {
+	perWindow := int64(max(1, aroundBytes/pageSize))
+	return (r.Pages + perWindow - 1) / perWindow
+}
+
+// readAlone reads one byte of each page of b, which maps a file, and has every page
+// fault by itself: fault-around maps neighbours, but never beyond the page table of
+// the page that faulted (do_fault_around in mm/memory.c), and a huge mapping is not
+// larger than one. So the rest of the table is unmapped before its next page.
+//
+//go:noinline
+func readAlone(b []byte, pageSize int) (sum byte) {
+	const entry = 8 // bytes of a page-table entry
+	span := pageSize / entry * pageSize
+	for i := 0; i < len(b); i += pageSize {
+		sum += readPages(b[i:i+1], pageSize)
+		if rest := b[i+pageSize : min(i+span, len(b))]; len(rest) > 0 {
+			// It can only fail for a bad range. Then fewer faults are counted than expected.
+			_ = dropPages(rest)
+		}
+	}
+	return sum
+}
+
+// makeCold drops the pages that b maps from the page cache.
+func makeCold(fd int, b []byte, pageSize int) error {
+	const attempts, pause = 50, 10 * time.Millisecond // writeback may hold pages for a moment
+	for range attempts {
+		if err := unix.Fsync(fd); err != nil {
+			return fmt.Errorf("syncing the file: %w", err)
+		}
+		if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
+			return fmt.Errorf("dropping the file from the page cache: %w", err)
+		}
+		n, err := cached(b, pageSize)
+		if n == 0 || err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+	return errors.New("dropping the file from the page cache: pages stay in it; choose a --dir on another file system")
+}
+
+// onDisk returns an error if files in dir have no other place than the page cache.
+func onDisk(dir string) error {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return fmt.Errorf("asking for the file system of %q: %w", dir, err)
+	}
+	names := map[int64]string{
+		unix.TMPFS_MAGIC: "tmpfs", unix.RAMFS_MAGIC: "ramfs", unix.HUGETLBFS_MAGIC: "hugetlbfs",
+	}
+	if name, ok := names[int64(s.Type)]; ok {
+		return fmt.Errorf("making a cold file in %q: it is on %s, which lives in memory; choose a --dir on a disk", dir, name)
+	}
+	return nil
+}

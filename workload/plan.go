@@ -1,0 +1,122 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/fault"
+)
+
+// plan is the work of a kind, laid out and ready to start.
+type plan struct {
+	mode     fault.Mode
+	pageSize int // of the system, bytes
+	// faultSize is what one fault maps, in bytes.
+	faultSize int
+	target    int
+	file      string
+	jobs      []*job
+	// start, if not nil, is called right before the threads are let go. The context
+	// is the one given to Run.
+	start   func(context.Context)
+	closers []func() error
+}
+
+// job is the work of one thread.
+type job struct {
+	ranges []Range
+	// memory is what touch gets when it counts. Before, touch is called once with
+	// rehearsal, so that its code, its stack and what it reads are resident.
+	memory, rehearsal [][]byte
+	touch             func(memory [][]byte)
+	// pinned keeps the thread on CPU cpu.
+	pinned bool
+	cpu    int
+	// check, if not nil, is called after the touching. It returns what went wrong and
+	// may correct ranges.
+	check func() error
+	// last, if not nil, is called on the thread when the report is written.
+	last func()
+}
+
+func newPlan() *plan {
+	size := os.Getpagesize()
+	return &plan{pageSize: size, faultSize: size}
+}
+
+// onClose has f called when the work is over, before what was given earlier.
+func (p *plan) onClose(f func() error) { p.closers = append(p.closers, f) }
+
+func (p *plan) close() error {
+	var errs []error
+	for _, f := range slices.Backward(p.closers) {
+		errs = append(errs, f())
+	}
+	p.closers = nil
+	return errors.Join(errs...)
+}
+
+// addJob adds a job that faults in memory as ranges say. A job without a rehearsal
+// gets one page.
+func (p *plan) addJob(j *job) error {
+	if j.rehearsal == nil {
+		b, err := p.mapAnon(p.pageSize)
+		if err != nil {
+			return err
+		}
+		touchPages(b, p.pageSize)
+		j.rehearsal = [][]byte{b}
+	}
+	p.jobs = append(p.jobs, j)
+	return nil
+}
+
+// touchAll is the usual touch of a job: one write to each page of the system's size.
+func (p *plan) touchAll(memory [][]byte) {
+	for _, b := range memory {
+		touchPages(b, p.pageSize)
+	}
+}
+
+// mapMemory maps n bytes at an address the kernel chooses, until the plan is closed.
+func (p *plan) mapMemory(n, prot, flags, fd int, offset int64) ([]byte, error) {
+	return p.mapAt(nil, n, prot, flags, fd, offset)
+}
+
+func (p *plan) mapAt(addr unsafe.Pointer, n, prot, flags, fd int, offset int64) ([]byte, error) {
+	ptr, err := unix.MmapPtr(fd, offset, addr, uintptr(n), prot, flags)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes: %w", n, err)
+	}
+	p.onClose(func() error {
+		if err := unix.MunmapPtr(ptr, uintptr(n)); err != nil {
+			return fmt.Errorf("unmapping %d bytes: %w", n, err)
+		}
+		return nil
+	})
+	return unsafe.Slice((*byte)(ptr), n), nil
+}
+
+// mapAnon maps n bytes of private anonymous memory that gets no huge pages.
+func (p *plan) mapAnon(n int) ([]byte, error) {
+	b, err := p.mapMemory(n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
+	if err != nil {
+		return nil, err
+	}
+	return b, noHugePages(b)
+}
+
+// noHugePages has b backed by pages of the system's size only.
+func noHugePages(b []byte) error {
+	// EINVAL: the kernel was built without transparent huge pages.
+	if err := unix.Madvise(b, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("advising against huge pages: %w", err)
+	}
+	return nil
+}
