@@ -1,0 +1,141 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/fault"
+)
+
+// needHook skips when this kernel cannot run a hook, naming the reason; the
+// kernel matrix covers each hook on some kernel.
+func needHook(t *testing.T, hook Hook) (Features, Options) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("BPF hooks need root")
+	}
+	f, _ := Probe()
+	if s := f.support(hook); !s.OK {
+		t.Skipf("hook %s: %s", hook, s.Found)
+	}
+	return f, Options{Hook: hook}
+}
+
+func bpfHooks(t *testing.T, run func(t *testing.T, hook Hook)) {
+	for _, hook := range []Hook{Fentry, Kprobe, Tracepoint} {
+		t.Run(string(hook), func(t *testing.T) { run(t, hook) })
+	}
+}
+
+func openHook(t *testing.T, f Features, opt Options) *Live {
+	t.Helper()
+	plans, err := f.Plans(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := Open(plans[0], opt)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// drain stops l and returns all records.
+func drain(t *testing.T, l *Live) []fault.Fault {
+	t.Helper()
+	if err := l.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	var all []fault.Fault
+	for {
+		b, err := l.Next(context.Background())
+		if errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, b.Faults...)
+	}
+}
+
+// region maps n fresh pages that huge pages leave alone.
+func region(t *testing.T, n int) []byte {
+	t.Helper()
+	mem, err := unix.Mmap(-1, 0, n*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(mem) })
+	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+	return mem
+}
+
+func TestOwnPages(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		const pages = 23
+		f, opt := needHook(t, hook)
+		mem := region(t, pages)
+		opt.Filter = fault.Filter{
+			PIDs: []uint32{uint32(os.Getpid())}, Self: true,
+			AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem)),
+		}
+		l := openHook(t, f, opt)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		var before, after unix.Rusage
+		unix.Getrusage(unix.RUSAGE_THREAD, &before)
+		unix.Getrusage(unix.RUSAGE_THREAD, &before)
+		for i := range pages {
+			mem[i*os.Getpagesize()+i] = 1
+		}
+		unix.Getrusage(unix.RUSAGE_THREAD, &after)
+
+		faults := drain(t, l)
+		if len(faults) != pages {
+			t.Fatalf("%d records of %d faults", len(faults), pages)
+		}
+		if got := after.Minflt - before.Minflt; got != pages {
+			t.Errorf("getrusage counts %d minor faults of %d", got, pages)
+		}
+		for i := range faults {
+			checkOwnPage(t, &faults[i], addressOf(mem)+uint64(i*os.Getpagesize()+i), mem)
+		}
+		c, err := l.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Seen != pages || c.Minor != pages || c.Major != 0 || c.Failed != 0 {
+			t.Errorf("counters %+v, want %d minor", c, pages)
+		}
+	})
+}
+
+func checkOwnPage(t *testing.T, f *fault.Fault, address uint64, mem []byte) {
+	t.Helper()
+	if err := checkSelfTest(f, address, uint32(unix.Gettid()), addressOf(mem), addressOf(mem)+uint64(len(mem))); err != nil {
+		t.Error(err)
+	}
+	if !f.Is(fault.HasLatency) || f.Latency <= 0 {
+		t.Errorf("latency %v, known %v", f.Latency, f.Is(fault.HasLatency))
+	}
+	if want := address / uint64(os.Getpagesize()); f.PgOff != want {
+		t.Errorf("pgoff %#x, want %#x: that of anonymous memory is the address's page", f.PgOff, want)
+	}
+	if f.VMA.Label != "[anon]" {
+		t.Errorf("label %q, want [anon]", f.VMA.Label)
+	}
+	if f.Is(fault.HasFlags) && f.Attempts != 1 {
+		t.Errorf("%d attempts, want 1", f.Attempts)
+	}
+}
