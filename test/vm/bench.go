@@ -42,8 +42,8 @@ type result struct {
 	took    time.Duration
 }
 
-// prepare fetches the kernels and tools and compiles the guests' programs.
-func (b *bench) prepare(ctx context.Context) error {
+// fetch gets the kernels and tools, while no other run does the same.
+func (b *bench) fetch(ctx context.Context) error {
 	unlock, err := b.cache.lock()
 	if err != nil {
 		return err
@@ -52,21 +52,30 @@ func (b *bench) prepare(ctx context.Context) error {
 	if b.tools, err = b.cache.toolbox(ctx); err != nil {
 		return err
 	}
-	b.programs = map[string]programs{}
 	for _, k := range b.options.kernels {
 		files, err := b.cache.kernel(ctx, k)
 		if err != nil {
 			return err
 		}
 		b.kernels = append(b.kernels, files)
+	}
+	return nil
+}
+
+// compile compiles the guests' programs for every architecture among the kernels.
+func (b *bench) compile(ctx context.Context) error {
+	b.programs = map[string]programs{}
+	for _, k := range b.options.kernels {
 		if _, ok := b.programs[k.arch]; ok {
 			continue
 		}
-		if b.programs[k.arch], err = compile(ctx, b.work, k.arch, b.command == ""); err != nil {
+		p, err := compile(ctx, b.work, k.arch, b.command == "")
+		if err != nil {
 			return err
 		}
+		b.programs[k.arch] = p
 	}
-	return os.MkdirAll(filepath.Join(b.cache.dir, "logs"), 0o755)
+	return nil
 }
 
 // runAll boots the kernels, as many at a time as asked for.
@@ -81,7 +90,7 @@ func (b *bench) runAll(ctx context.Context) []result {
 		wait.Go(func() {
 			defer func() { <-slots }()
 			results[i] = b.runOne(ctx, i)
-			if b.command == "" {
+			if b.command == "" && ctx.Err() == nil {
 				announce(os.Stdout, results[i])
 			}
 		})
@@ -102,10 +111,19 @@ func (b *bench) runOne(ctx context.Context, i int) result {
 func (b *bench) boot(ctx context.Context, i int, log string) (report, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.limit)
 	defer cancel()
-	k, files := b.options.kernels[i], b.kernels[i]
+	f, err := os.Create(log)
+	if err != nil {
+		return report{}, err
+	}
+	defer f.Close()
+	k := b.options.kernels[i]
+	image, err := b.kernels[i].image()
+	if err != nil {
+		return report{}, err
+	}
 	m := machine{
 		arch:      k.arch,
-		kernel:    files.image(),
+		kernel:    image,
 		initrd:    filepath.Join(b.work, k.name+".cpio"),
 		options:   append(k.options[:len(k.options):len(k.options)], b.append),
 		disks:     []string{filepath.Join(b.work, k.name+".ext4"), filepath.Join(b.work, k.name+".swap")},
@@ -120,11 +138,6 @@ func (b *bench) boot(ctx context.Context, i int, log string) (report, error) {
 	if err := b.buildInitramfs(ctx, m.initrd, i, nonce); err != nil {
 		return report{}, err
 	}
-	f, err := os.Create(log)
-	if err != nil {
-		return report{}, err
-	}
-	defer f.Close()
 	c := console{nonce: nonce, log: f}
 	if b.verbose || b.command != "" {
 		c.echo = os.Stdout
@@ -158,7 +171,11 @@ func (b *bench) buildInitramfs(ctx context.Context, name string, i int, nonce st
 			return err
 		}
 	}
-	tree, err := openModules(files.modules())
+	dir, err := files.modules()
+	if err != nil {
+		return err
+	}
+	tree, err := openModules(dir)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,12 @@ func openCache() (cache, error) {
 		return cache{}, err
 	}
 	c := cache{dir: filepath.Join(base, "faultsnoop-vm")}
-	return c, os.MkdirAll(c.dir, 0o755)
+	return c, os.MkdirAll(filepath.Join(c.dir, "logs"), 0o755)
+}
+
+// logPath returns where the console of a kernel's last run is kept.
+func (c cache) logPath(k kernel) string {
+	return filepath.Join(c.dir, "logs", k.name+".log")
 }
 
 // lock keeps other runs out until the returned function is called.
@@ -55,7 +60,7 @@ func (c cache) kernel(ctx context.Context, k kernel) (kernelFiles, error) {
 		}
 		return files, nil
 	}, func(f kernelFiles) bool {
-		_, err := os.Stat(f.image())
+		_, err := f.image()
 		return err == nil
 	})
 }
@@ -81,6 +86,7 @@ func cached[T any](dir string, fetch func(dir string) (T, error), valid func(T) 
 	if usable && time.Since(last.At) < listsAge {
 		return last.Answer, nil
 	}
+	slog.Info("looking for newer packages", "for", filepath.Base(dir))
 	answer, err := fetch(dir)
 	if err != nil {
 		if usable {

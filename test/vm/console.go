@@ -76,14 +76,18 @@ func (c *console) Write(b []byte) (int, error) {
 }
 
 // kernelTrouble matches the first line of what the kernel prints about its own bugs.
-var kernelTrouble = regexp.MustCompile(`Kernel panic|\bBUG: |\bOops: |WARNING: (CPU|\S+:\d+)|soft lockup|rcu.*detected stall|Out of memory: Killed`)
+var kernelTrouble = regexp.MustCompile(`\[ *\d+\.\d{6}\] .*(Kernel panic|\bBUG: |\bOops: |WARNING: (CPU|\S+:\d+))`)
+
+// A busy host stops an emulated CPU for as long as it likes. That is not a bug of
+// the guest's kernel.
+const stall = "soft lockup"
 
 func (c *console) line(line string) error {
 	if m, ok := guest.ParseMark(line, c.nonce); ok {
 		c.mark(m)
 		return nil
 	}
-	if kernelTrouble.MatchString(line) && strings.HasPrefix(line, "[") {
+	if kernelTrouble.MatchString(line) && !strings.Contains(line, stall) {
 		c.trouble = append(c.trouble, printable(line))
 	}
 	if p := c.running(); p != nil {

@@ -60,26 +60,30 @@ type kernelFiles struct {
 	Root    string // folder with the packages' contents
 }
 
-func (f kernelFiles) image() string { return filepath.Join(f.Root, "boot", "vmlinuz-"+f.Release) }
+// image returns the kernel image. The packages of 7.x have it among the modules.
+func (f kernelFiles) image() (string, error) {
+	return f.find("boot/vmlinuz-"+f.Release, "usr/lib/modules/"+f.Release+"/vmlinuz")
+}
 
-// modules returns the folder that depmod would work on. Since trixie it is below /usr.
-func (f kernelFiles) modules() string {
-	dir := filepath.Join(f.Root, "usr/lib/modules", f.Release)
-	if _, err := os.Stat(dir); err == nil {
-		return dir
-	}
-	return filepath.Join(f.Root, "lib/modules", f.Release)
+// modules returns the folder of the modules, which since trixie is below /usr.
+func (f kernelFiles) modules() (string, error) {
+	return f.find("usr/lib/modules/"+f.Release, "lib/modules/"+f.Release)
 }
 
 // busybox returns the static busybox of the kernel's own suite and architecture.
 func (f kernelFiles) busybox() (string, error) {
-	for _, name := range []string{"usr/bin/busybox", "bin/busybox"} {
+	return f.find("usr/bin/busybox", "bin/busybox")
+}
+
+// find returns the first of the names that exists.
+func (f kernelFiles) find(names ...string) (string, error) {
+	for _, name := range names {
 		path := filepath.Join(f.Root, name)
 		if _, err := os.Stat(path); err == nil {
 			return path, nil
 		}
 	}
-	return "", errors.New("finding busybox: not in its package")
+	return "", fmt.Errorf("looking into the packages of kernel %s: no %s", f.Release, strings.Join(names, " and no "))
 }
 
 // pkg is one version of one package.

@@ -22,8 +22,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -108,10 +106,16 @@ func run(ctx context.Context, o options) (int, error) {
 	defer os.RemoveAll(work)
 
 	b := bench{options: o, cache: c, work: work}
-	if err := b.prepare(ctx); err != nil {
+	if err := b.fetch(ctx); err != nil {
+		return 0, err
+	}
+	if err := b.compile(ctx); err != nil {
 		return 0, err
 	}
 	results := b.runAll(ctx)
+	if err := ctx.Err(); err != nil {
+		return 0, errors.New("interrupted")
+	}
 	if o.command != "" {
 		return commandStatus(results), nil
 	}
@@ -119,9 +123,4 @@ func run(ctx context.Context, o options) (int, error) {
 		return 1, nil
 	}
 	return 0, nil
-}
-
-// logPath returns where the console of a kernel is kept.
-func (c cache) logPath(k kernel) string {
-	return filepath.Join(c.dir, "logs", strings.ReplaceAll(k.name, "/", "_")+".log")
 }

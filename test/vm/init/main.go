@@ -82,10 +82,8 @@ func work() int {
 		fmt.Println("init:", err)
 		return 1
 	}
-	say := func(m guest.Mark) {
-		// The line before may be the kernel's, or a program's last one without an end.
-		fmt.Printf("\n%s\n", m.Format(config.Nonce))
-	}
+	out := &console{file: os.Stdout}
+	say := func(m guest.Mark) { out.line(m.Format(config.Nonce)) }
 	if err := setUp(config); err != nil {
 		say(guest.Mark{Event: guest.Fault, Text: err.Error()})
 		return 1
@@ -93,7 +91,7 @@ func work() int {
 	say(guest.Mark{Event: guest.Ready})
 	for _, p := range config.Programs {
 		say(guest.Mark{Event: guest.Begin, Name: p.Name})
-		status := run(p, config.Kernel)
+		status := run(p, config.Kernel, out)
 		say(guest.Mark{Event: guest.End, Name: p.Name, Status: status})
 	}
 	say(guest.Mark{Event: guest.Done})

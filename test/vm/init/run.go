@@ -22,7 +22,7 @@ const (
 )
 
 // run runs one program to its end and returns its exit status as a shell would.
-func run(p guest.Program, kernel string) int {
+func run(p guest.Program, kernel string, out *console) int {
 	ctx, cancel := context.WithTimeout(context.Background(), p.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, p.Args[0], p.Args[1:]...)
@@ -32,22 +32,21 @@ func run(p guest.Program, kernel string) int {
 		guest.EnvKernel + "=" + kernel,
 		guest.EnvDisk + "=" + guest.DiskPath,
 	}
-	// Pipes instead of the console itself, so that programs see no terminal. What
-	// a program leaves running in the background must not keep the pipe open forever.
-	output := consoleWriter{}
-	cmd.Stdout, cmd.Stderr = output, output
+	// What a program leaves running in the background must not keep its output, and
+	// with it the machine, open forever.
+	cmd.Stdout, cmd.Stderr = out, out
 	cmd.WaitDelay = 2 * time.Second
 
 	err := cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
-		fmt.Printf("init: killed %s after %v\n", p.Name, p.Timeout)
+		out.line(fmt.Sprintf("init: killed %s after %v", p.Name, p.Timeout))
 		return statusTimeout
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
 		return 0
 	case !errors.As(err, &exit):
-		fmt.Println("init:", err)
+		out.line("init: " + err.Error())
 		return statusNotRun
 	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
@@ -56,8 +55,25 @@ func run(p guest.Program, kernel string) int {
 	return exit.ExitCode()
 }
 
-// consoleWriter is not an *os.File, which is what makes os/exec put a pipe between
-// the program and the console.
-type consoleWriter struct{}
+// console is the serial console. It is not an *os.File, which makes os/exec put a
+// pipe between a program and the console: programs see no terminal.
+type console struct {
+	file    *os.File
+	midLine bool // a program left the last line without an end
+}
 
-func (consoleWriter) Write(b []byte) (int, error) { return os.Stdout.Write(b) }
+// Write implements [io.Writer]. os/exec calls it from one goroutine at a time.
+func (c *console) Write(b []byte) (int, error) {
+	if len(b) > 0 {
+		c.midLine = b[len(b)-1] != '\n'
+	}
+	return c.file.Write(b)
+}
+
+// line writes s on a line of its own. There is nobody to tell of an error.
+func (c *console) line(s string) {
+	if c.midLine {
+		s = "\n" + s
+	}
+	_, _ = c.Write([]byte(s + "\n"))
+}

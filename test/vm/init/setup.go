@@ -35,6 +35,16 @@ var mounts = []mount{
 	{"securityfs", "/sys/kernel/security", "securityfs", ""},
 }
 
+// settings are written into files of /proc and /sys, in this order.
+var settings = []struct{ file, value string }{
+	// What systemd sets on every 64-bit machine: process ids need more than 16 bits.
+	{"/proc/sys/kernel/pid_max", "4194304"},
+	// The kernel's own default. Debian's is 3, at which an ordinary user can trace nothing;
+	// a test of that case sets it.
+	{"/proc/sys/kernel/perf_event_paranoid", "2"},
+	{"/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids"},
+}
+
 func mountDevices() error {
 	if err := os.MkdirAll("/dev", 0o755); err != nil {
 		return err
@@ -56,6 +66,19 @@ func setUp(config guest.Config) error {
 		if err := unix.Mount(m.source, m.target, m.kind, 0, m.options); err != nil {
 			return fmt.Errorf("mounting %s: %w", m.target, err)
 		}
+	}
+	for _, w := range settings {
+		if err := os.WriteFile(w.file, []byte(w.value), 0o644); err != nil {
+			return fmt.Errorf("setting up the kernel: %w", err)
+		}
+	}
+	for fd, name := range []string{"stdin", "stdout", "stderr"} {
+		if err := os.Symlink(fmt.Sprintf("/proc/self/fd/%d", fd), "/dev/"+name); err != nil {
+			return err
+		}
+	}
+	if err := unix.Sethostname([]byte("faultsnoop-vm")); err != nil {
+		return fmt.Errorf("setting host name: %w", err)
 	}
 	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
 		return fmt.Errorf("installing busybox: %w: %s", err, out)
