@@ -76,7 +76,7 @@ func (c *console) Write(b []byte) (int, error) {
 }
 
 // kernelTrouble matches the first line of what the kernel prints about its own bugs.
-var kernelTrouble = regexp.MustCompile(`\[ *\d+\.\d{6}\] .*(Kernel panic|\bBUG: |\bOops: |WARNING: (CPU|\S+:\d+))`)
+var kernelTrouble = regexp.MustCompile(`\[ *\d+\.\d{6}\].*(Kernel panic|\bBUG: |\bOops: |WARNING: (CPU|\S+:\d+))`)
 
 // A busy host stops an emulated CPU for as long as it likes. That is not a bug of
 // the guest's kernel.
