@@ -10,7 +10,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -98,38 +97,4 @@ func InInitialNamespace() bool {
 func ProcIsOurs() bool {
 	link, err := os.Readlink("/proc/self")
 	return err == nil && link == strconv.Itoa(os.Getpid())
-}
-
-// CgroupPath is the path of a process's cgroup v2 below the root of the
-// hierarchy that the caller's cgroup namespace shows. It is "" where no cgroup v2
-// is in use.
-func CgroupPath(pid int) (string, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return "", fmt.Errorf("reading the cgroup of process %d: %w", pid, err)
-	}
-	for line := range strings.Lines(string(b)) {
-		if path, ok := strings.CutPrefix(line, "0::"); ok {
-			return strings.TrimSuffix(path, "\n"), nil
-		}
-	}
-	return "", nil
-}
-
-// CgroupID is the kernel's 64-bit id of the cgroup v2 that dir is the folder of:
-// the inode number, which is the id on all 64-bit kernels since 5.5
-// (kernfs_node.id in include/linux/kernfs.h).
-func CgroupID(dir string) (uint64, error) {
-	var fsInfo unix.Statfs_t
-	if err := unix.Statfs(dir, &fsInfo); err != nil {
-		return 0, fmt.Errorf("opening cgroup %q: %w", dir, err)
-	}
-	if fsInfo.Type != unix.CGROUP2_SUPER_MAGIC {
-		return 0, fmt.Errorf("opening cgroup %q: not a folder of cgroup v2 (%w)", dir, fs.ErrInvalid)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return 0, fmt.Errorf("opening cgroup %q: %w", dir, err)
-	}
-	return st.Ino, nil
 }

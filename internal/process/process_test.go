@@ -234,12 +234,38 @@ func TestSelf(t *testing.T) {
 	}
 }
 
-func TestCgroupID(t *testing.T) {
-	if _, err := CgroupID("/proc"); err == nil {
-		t.Error("/proc taken for a cgroup")
+func TestCgroupBelow(t *testing.T) {
+	const mounts = "30 25 0:26 / /sys rw - sysfs sysfs rw\n" +
+		"36 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n" +
+		"37 30 0:30 /slice /mnt/inner rw - cgroup2 cgroup2 rw\n"
+	for dir, want := range map[string]string{
+		"/sys/fs/cgroup":       "/",
+		"/sys/fs/cgroup/a/b":   "/a/b",
+		"/mnt/inner/x":         "/slice/x",
+		"/sys/fs/cgroupother":  "",
+		"/sys/fs/not/a/cgroup": "",
+	} {
+		if got, ok := cgroupBelow(mounts, dir); got != want || ok != (want != "") {
+			t.Errorf("%s: got %q, %v, want %q", dir, got, ok, want)
+		}
 	}
-	if _, err := CgroupID("/no/such"); err == nil {
-		t.Error("a missing folder taken for a cgroup")
+	for _, test := range []struct {
+		parent, path string
+		want         bool
+	}{
+		{"/a", "/a", true},
+		{"/a", "/a/b", true},
+		{"/a", "/ab", false},
+		{"/", "/x", true},
+	} {
+		if got := CgroupHolds(test.parent, test.path); got != test.want {
+			t.Errorf("%s in %s: %v", test.path, test.parent, got)
+		}
+	}
+	for _, dir := range []string{"/proc", "/no/such"} {
+		if _, err := CgroupOf(dir); err == nil {
+			t.Errorf("%s taken for a cgroup", dir)
+		}
 	}
 }
 

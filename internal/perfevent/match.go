@@ -1,0 +1,175 @@
+package perfevent
+
+import (
+	"math"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
+)
+
+// matches applies the filter with the rules of bpf/filter.h: what was asked for by pid
+// includes the processes it starts, and so does what matches by name if no pid was
+// given; all other conditions are on each thread itself.
+func (s *Session) matches(t *task, f *fault.Fault) bool {
+	flt, p := &s.opt.Filter, t.proc
+	switch {
+	case f.PID == s.self && !flt.Self,
+		len(s.tasks.list) > 0 && !p.listed,
+		len(s.onlyTIDs) > 0 && !s.onlyTIDs[f.TID],
+		!flt.MatchRecord(f),
+		flt.UID != nil && !s.hasUID(p, *flt.UID),
+		s.cgroup != "" && s.scope != cgroupScope && !s.inCgroup(p):
+		return false
+	}
+	return len(flt.Comms) == 0 || s.hasName(p, f)
+}
+
+// filtering reports whether some of the faults that the events count may not match.
+func (s *Session) filtering() bool {
+	flt := &s.opt.Filter
+	return len(flt.Comms) > 0 || flt.UID != nil || flt.Major != nil || flt.Mode != nil ||
+		flt.AddrEnd != 0 || flt.MinLatency > 0 || len(s.onlyTIDs) > 0 && len(s.tasks.list) > 0 ||
+		s.cgroup != "" && s.scope != cgroupScope ||
+		s.scope == taskScope && s.inherit && !flt.Children ||
+		s.scope != taskScope && !flt.Self
+}
+
+func (s *Session) hasName(p *proc, f *fault.Fault) bool {
+	flt := &s.opt.Filter
+	follow := flt.Children && len(s.tasks.list) == 0
+	if follow && p.kin {
+		return true
+	}
+	if !flt.MatchComm(f, func() string { return s.executable(p) }) {
+		return false
+	}
+	p.kin = follow
+	return true
+}
+
+// executable is the file name of the program, until the next exec.
+func (s *Session) executable(p *proc) string {
+	name, _ := p.exe.get(s.now, math.MaxUint64, func() (string, error) {
+		return process.Executable(int(p.pid))
+	})
+	return name
+}
+
+func (s *Session) hasUID(p *proc, uid uint32) bool {
+	st, ok := s.status(p, refreshAfter)
+	return ok && st.UID == uid
+}
+
+func (s *Session) status(p *proc, maxAge uint64) (process.Status, bool) {
+	if !s.readProc || p.pid == 0 {
+		return process.Status{}, false
+	}
+	return p.status.get(s.now, maxAge, func() (process.Status, error) {
+		return process.ReadStatus(int(p.pid))
+	})
+}
+
+func (s *Session) inCgroup(p *proc) bool {
+	if !s.readProc || p.pid == 0 {
+		return false
+	}
+	in, ok := p.cgroup.get(s.now, refreshAfter, func() (bool, error) {
+		path, err := process.CgroupPath(int(p.pid))
+		return process.CgroupHolds(s.cgroup, path), err
+	})
+	return in && ok
+}
+
+// identify fills the ids in other pid namespaces.
+func (s *Session) identify(t *task, f *fault.Fault) {
+	if f.TID == 0 {
+		return
+	}
+	if s.hostIDs {
+		f.Known |= fault.HasIDs
+		f.HostPID, f.HostTID = f.PID, f.TID
+	}
+	st, ok := s.status(t.proc, math.MaxUint64)
+	if !ok || !st.Nested {
+		return
+	}
+	if t.innerTID == 0 {
+		t.innerTID = st.InnerTID
+		if f.TID != f.PID {
+			own, err := process.ReadStatus(int(f.TID))
+			if err != nil {
+				return // it has ended
+			}
+			t.innerTID = own.InnerTID
+		}
+	}
+	f.Known |= fault.HasInnerIDs
+	f.InnerPID, f.InnerTID = st.InnerTGID, t.innerTID
+}
+
+const (
+	// lookEvery is how often the mappings of one process are read at most.
+	lookEvery = 10e6
+	// lookShare is the share of time that goes into reading mappings at most, 1/lookShare.
+	lookShare = 20
+)
+
+// locate fills in the mapping of a fault as far as it is certain.
+func (s *Session) locate(p *proc, f *fault.Fault) {
+	if p.pid == 0 {
+		return
+	}
+	if p.losses != s.pairing.losses {
+		// Mappings may be among what was lost.
+		p.space.Reset()
+		p.losses = s.pairing.losses
+	}
+	m := p.space.Find(f.Address)
+	if s.worthLook(p, m, f) {
+		s.look(p)
+		m = p.space.Find(f.Address)
+	}
+	if m == nil {
+		return
+	}
+	f.VMA.Label = m.Label
+	f.Known |= fault.HasLabel
+	if off, ok := m.PgOffAt(f.Address); ok {
+		f.PgOff = off
+		f.Known |= fault.HasPgOff
+	}
+	f.VMA.Inode, f.VMA.Dev = m.Inode, m.Dev
+	if m.HasPgOff && p.space.Exact(m, f.End) {
+		f.VMA.Start, f.VMA.End, f.VMA.PgOff, f.VMA.Flags = m.Start, m.End, m.PgOff, m.Flags
+		f.Known |= fault.HasVMA
+	}
+}
+
+// worthLook reports whether to read the process's mappings: when the address is in
+// none that is known (nothing tells of mremap, of a stack that has grown, or of what
+// was there before the events), or when nobody has looked whether the bounds still hold.
+func (s *Session) worthLook(p *proc, m *process.Mapping, f *fault.Fault) bool {
+	switch {
+	case !s.readProc:
+		return false
+	case m == nil && p.looked == 0:
+		return true
+	case m != nil && f.End <= p.space.Confirmed():
+		return false
+	}
+	return s.now > s.nextLook && s.now-p.looked > lookEvery
+}
+
+// look compares what is known of a process's mappings with /proc.
+func (s *Session) look(p *proc) {
+	begin := process.Now()
+	maps, err := process.ReadMaps(int(p.pid))
+	// A process that is ending has no mappings any more; those that are known stay true
+	// for its last faults.
+	if err == nil && len(maps) > 0 {
+		p.space.Confirm(maps, begin)
+	}
+	end := process.Now()
+	p.looked = end
+	s.nextLook = end + (end-begin)*lookShare
+}
