@@ -95,7 +95,7 @@ struct cred {
 };
 
 struct qstr {
-	__u64 hash_len;
+	__u32 hash, len;
 	const unsigned char *name;
 };
 

@@ -632,7 +632,7 @@ int follow_fork(__u64 *ctx)
 {
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
 	__u32 from, to;
-	__u8 *value, yes = TRACKED;
+	__u8 *value;
 
 	if (!task_storage) {
 		/* A thread that took its leader's id by exec leaves its old one behind. */
@@ -652,7 +652,7 @@ int follow_fork(__u64 *ctx)
 	if (!value || !follow_children)
 		bpf_map_delete_elem(&tracked, &to);
 	else
-		bpf_map_update_elem(&tracked, &to, &yes, BPF_ANY);
+		track(to);
 	return 0;
 }
 

@@ -67,7 +67,7 @@ enum known {
 /* What identifies a mapped file and its present name. */
 struct name_key {
 	__u64 ino;
-	__u64 hash; /* qstr.hash_len; for a special mapping the name's address */
+	__u64 hash; /* qstr.hash and .len; for a special mapping the name's address */
 	__u32 dev;
 	__u32 zero;
 };
@@ -114,6 +114,7 @@ struct counters {
 	struct tally lost_ring; /* no room in the ring buffer */
 	struct tally unseen;	/* in min_flt or maj_flt, but never heard of */
 	__u64 lost_state;	/* no memory for a thread's state */
+	__u64 lost_children; /* processes that could not be followed */
 	__u64 filtered;
 	__u64 untimed;	 /* records of completions that were not heard of */
 	__u64 name_lost; /* file names that found no room; sent again later */

@@ -7,6 +7,7 @@
 #ifndef FAULTSNOOP_FILTER_H
 #define FAULTSNOOP_FILTER_H
 
+#include "ring.h"
 #include "task.h"
 
 /* Nothing is traced before user space sets this, after all is attached. */
@@ -42,7 +43,6 @@ const volatile __u64 min_latency_ns;
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32); /* thread group id, the observer's */
 	__type(value, __u8); /* enum tracked */
 } tracked SEC(".maps");
@@ -50,7 +50,6 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32); /* thread id, the observer's */
 	__type(value, __u8);
 } tids SEC(".maps");
@@ -61,6 +60,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } cgroup SEC(".maps");
+
+static __always_inline void track(__u32 tgid)
+{
+	__u8 value = TRACKED;
+
+	if (bpf_map_update_elem(&tracked, &tgid, &value, BPF_ANY))
+		count(lost_children);
+}
 
 /* Whether the current thread is one of the tool's. */
 static __always_inline bool is_self(struct task_struct *task)
@@ -195,7 +202,6 @@ static __always_inline bool names_match(struct task_struct *task, struct task_st
 		return true;
 
 	struct ids ids = {};
-	__u8 yes = TRACKED;
 
 	/* Without pids to follow, tracked holds the children of matching processes. */
 	if (follow_children && !filter_pid) {
@@ -206,7 +212,7 @@ static __always_inline bool names_match(struct task_struct *task, struct task_st
 	if (!name_matches(task, st))
 		return false;
 	if (follow_children && !filter_pid)
-		bpf_map_update_elem(&tracked, &ids.pid, &yes, BPF_ANY);
+		track(ids.pid);
 	return true;
 }
 

@@ -52,10 +52,13 @@ struct {
 	__type(value, struct task_state);
 } states SEC(".maps");
 
+/*
+ * Preallocated like all hashes here: kernels before 6.1 warn of hashes that
+ * tracing programs make grow, and refuse them for perf events.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 32768);
 	__type(key, __u32);
 	__type(value, struct task_state);
 } states_by_tid SEC(".maps");

@@ -41,10 +41,11 @@ type faultCounters struct {
 		Major  uint64
 		Failed uint64
 	}
-	LostState uint64
-	Filtered  uint64
-	Untimed   uint64
-	NameLost  uint64
+	LostState    uint64
+	LostChildren uint64
+	Filtered     uint64
+	Untimed      uint64
+	NameLost     uint64
 }
 
 type faultExePattern struct {

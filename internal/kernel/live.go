@@ -228,7 +228,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		return fault.Counters{}, fmt.Errorf("reading the counters: %w", err)
 	}
 	var out fault.Counters
-	var ring, state, unseen uint64
+	var ring, state, unseen, children uint64
 	for i := range perCPU {
 		c := &perCPU[i]
 		out.Minor += c.Matched.Minor - c.LostRing.Minor
@@ -238,6 +238,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Untimed += c.Untimed
 		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed
 		state += c.LostState
+		children += c.LostChildren
 		unseen += c.Unseen.Minor + c.Unseen.Major
 	}
 	out.Seen = out.Minor + out.Major + out.Failed
@@ -245,6 +246,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		{Where: "ring buffer full", Count: ring},
 		{Where: "no memory for the thread's state", Count: state},
 		{Where: l.unseenWhere(), Count: unseen},
+		{Where: "whole processes, too many to follow", Count: children},
 	} {
 		if loss.Count > 0 {
 			out.Lost = append(out.Lost, loss)
