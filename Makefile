@@ -3,8 +3,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-
 .PHONY: help
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,7 +10,7 @@ help:
 .PHONY: build
 build: ## build bin/faultsnoop, one static binary
 	@scripts/need go
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/faultsnoop ./cmd/faultsnoop
+	CGO_ENABLED=0 go build -trimpath -o bin/faultsnoop ./cmd/faultsnoop
 
 .PHONY: demo
 demo: build ## trace the Python workload and compare the counts with the kernel's
