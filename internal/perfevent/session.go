@@ -206,7 +206,9 @@ func (s *Session) sample(rec *record, late bool) {
 		f.Known |= fault.HasLatency
 		f.Latency = latency
 	}
-	s.deliver(t, f)
+	if s.deliver(t, f) && !timed && !s.opt.NoEntries {
+		s.tally.Untimed++
+	}
 }
 
 // fail delivers a fault that began and did not complete. Whether a signal ended it,
@@ -233,14 +235,14 @@ func (s *Session) record(t *task, rec *record) *fault.Fault {
 	return f
 }
 
-// deliver counts the last fault of the batch, and takes it out again if it does not
-// match or is left out by sampling.
-func (s *Session) deliver(t *task, f *fault.Fault) {
+// deliver counts the last fault of the batch if it matches, and takes it out again if
+// it does not or is left out by sampling.
+func (s *Session) deliver(t *task, f *fault.Fault) (matches bool) {
 	last := len(s.batch.Faults) - 1
 	if !s.matches(t, f) {
 		s.tally.Filtered++
 		s.batch.Faults = s.batch.Faults[:last]
-		return
+		return false
 	}
 	seen := s.counted.Seen + s.tally.Seen
 	s.tally.Seen++
@@ -253,10 +255,11 @@ func (s *Session) deliver(t *task, f *fault.Fault) {
 	}
 	if s.opt.Sample > 1 && seen%s.opt.Sample != 0 {
 		s.batch.Faults = s.batch.Faults[:last]
-		return
+		return true
 	}
 	s.identify(t, f)
 	s.locate(t.proc, f)
+	return true
 }
 
 // publish makes the counts of the batch visible to Counters.
@@ -265,6 +268,7 @@ func (s *Session) publish() {
 	defer s.mu.Unlock()
 	s.counted.Seen += s.tally.Seen
 	s.counted.Filtered += s.tally.Filtered
+	s.counted.Untimed += s.tally.Untimed
 	s.counted.Minor += s.tally.Minor
 	s.counted.Major += s.tally.Major
 	s.tally = fault.Counters{}

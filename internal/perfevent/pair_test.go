@@ -1,0 +1,141 @@
+package perfevent
+
+import (
+	"testing"
+	"time"
+)
+
+func at(k kind, time, addr uint64) *record {
+	return &record{kind: k, time: time, addr: addr, pid: 1, tid: 1}
+}
+
+func TestMergeOrder(t *testing.T) {
+	rings := []*ring{fakeRing(0), fakeRing(1), fakeRing(2)}
+	for i, times := range [][]uint64{{1, 4, 5, 9}, {2, 3, 10}, {}} {
+		for _, tm := range times {
+			rings[i].queue = append(rings[i].queue, record{time: tm})
+		}
+		rings[i].through = 9
+	}
+	var m merge
+	var got []uint64
+	for {
+		rec, late := m.next(rings, readThrough(rings))
+		if rec == nil {
+			break
+		}
+		if late {
+			t.Errorf("record of time %d is late", rec.time)
+		}
+		got = append(got, rec.time)
+	}
+	want := []uint64{1, 2, 3, 4, 5, 9}
+	if len(got) != len(want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+	}
+	// What appears after younger ones have been yielded is marked.
+	rings[2].queue = append(rings[2].queue, record{time: 7})
+	if rec, late := m.next(rings, 20); rec == nil || rec.time != 7 || !late {
+		t.Errorf("got %+v, late %v", rec, late)
+	}
+	if rec, late := m.next(rings, 20); rec == nil || rec.time != 10 || late {
+		t.Errorf("got %+v, late %v", rec, late)
+	}
+}
+
+func TestPairing(t *testing.T) {
+	const a, b = 0x1000, 0x5000
+	type step struct {
+		kind   kind
+		time   uint64
+		addr   uint64
+		late   bool
+		failed uint64        // address of the fault that this step shows to have failed
+		timed  time.Duration // -1: no latency
+	}
+	for _, test := range []struct {
+		name  string
+		steps []step
+	}{
+		{"pair", []step{{kind: entry, time: 10, addr: a}, {kind: minor, time: 15, addr: a + 4, timed: 5}}},
+		{"entry unseen", []step{{kind: minor, time: 15, addr: a, timed: -1}}},
+		{"failed, next fault", []step{
+			{kind: entry, time: 10, addr: a},
+			{kind: entry, time: 20, addr: b, failed: a},
+			{kind: major, time: 90, addr: b, timed: 70},
+		}},
+		{"failed, exit", []step{{kind: entry, time: 10, addr: a}, {kind: exited, time: 11, failed: a}}},
+		{"resolved, exit", []step{
+			{kind: entry, time: 10, addr: a}, {kind: minor, time: 12, addr: a, timed: 2}, {kind: exited, time: 13},
+		}},
+		{"other page completes", []step{
+			{kind: entry, time: 10, addr: a}, {kind: minor, time: 12, addr: b, timed: -1, failed: a},
+		}},
+		{"completion lost", []step{
+			{kind: entry, time: 10, addr: a},
+			{kind: loss, time: 11, addr: 19},
+			{kind: entry, time: 20, addr: b},
+			{kind: minor, time: 23, addr: b, timed: 3},
+		}},
+		{"same page again after a loss", []step{
+			{kind: entry, time: 10, addr: a},
+			{kind: loss, time: 11, addr: 19},
+			{kind: minor, time: 20, addr: a, timed: -1},
+		}},
+		{"entry within the window of a loss", []step{
+			{kind: loss, time: 11, addr: 30},
+			{kind: entry, time: 20, addr: a},
+			{kind: exited, time: 40},
+		}},
+		{"late entry", []step{{kind: entry, time: 10, addr: a, late: true}, {kind: entry, time: 20, addr: b}}},
+	} {
+		var p pairing
+		var tk task
+		for i, st := range test.steps {
+			var failed flight
+			latency, timed := time.Duration(-1), false
+			switch st.kind {
+			case entry:
+				failed = p.begin(&tk, at(entry, st.time, st.addr), st.late)
+			case exited:
+				failed = p.end(&tk)
+			case loss:
+				p.lost(st.addr)
+			default:
+				if latency, timed, failed = p.complete(&tk, at(st.kind, st.time, st.addr)); !timed {
+					latency = -1
+				}
+				if latency != st.timed {
+					t.Errorf("%s, step %d: latency %d, want %d", test.name, i, latency, st.timed)
+				}
+			}
+			if failed.up != (st.failed != 0) || failed.up && failed.addr != st.failed {
+				t.Errorf("%s, step %d: failed %v %#x, want %#x", test.name, i, failed.up, failed.addr, st.failed)
+			}
+		}
+	}
+}
+
+func TestDuplicate(t *testing.T) {
+	var tk task
+	for i, test := range []struct {
+		cpu, set uint32
+		want     bool
+	}{
+		{0, 5, false},
+		{0, 6, true}, // a second event for the same thread
+		{0, 5, false},
+		{1, 6, false}, // another CPU has its own events
+		{1, 5, true},
+		{0, 5, false},
+	} {
+		if got := tk.duplicate(&record{kind: minor, cpu: test.cpu, set: test.set}); got != test.want {
+			t.Errorf("step %d: %v", i, got)
+		}
+	}
+}
