@@ -103,11 +103,18 @@ func (b *bench) runOne(ctx context.Context, i int) result {
 	k := b.options.kernels[i]
 	r := result{kernel: k, release: b.kernels[i].Release, log: b.cache.logPath(k)}
 	start := time.Now()
-	r.report, r.err = b.boot(ctx, i, r.log)
+	// Another run may be at the same kernel: each writes a file of its own, and the
+	// one that ends last leaves its file behind.
+	log := filepath.Join(b.work, filepath.Base(r.log))
+	r.report, r.err = b.boot(ctx, i, log)
+	if err := os.Rename(log, r.log); err != nil {
+		r.err = errors.Join(r.err, err)
+	}
 	r.took = time.Since(start)
 	return r
 }
 
+// boot builds a machine, runs it to its end and writes its console to the file log.
 func (b *bench) boot(ctx context.Context, i int, log string) (report, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.limit)
 	defer cancel()

@@ -33,6 +33,23 @@ func openCache() (cache, error) {
 	return c, os.MkdirAll(filepath.Join(c.dir, "logs"), 0o755)
 }
 
+// workFolder makes a folder for one run, which has to remove it. What runs that
+// were killed left behind long ago is removed on this occasion.
+func (c cache) workFolder() (string, error) {
+	old, err := filepath.Glob(filepath.Join(c.dir, "run-*"))
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range old {
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > listsAge {
+			if err := os.RemoveAll(dir); err != nil {
+				return "", err
+			}
+		}
+	}
+	return os.MkdirTemp(c.dir, "run-")
+}
+
 // logPath returns where the console of a kernel's last run is kept.
 func (c cache) logPath(k kernel) string {
 	return filepath.Join(c.dir, "logs", k.name+".log")

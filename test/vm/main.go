@@ -99,7 +99,7 @@ func run(ctx context.Context, o options) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	work, err := os.MkdirTemp(c.dir, "run-")
+	work, err := c.workFolder()
 	if err != nil {
 		return 0, err
 	}
