@@ -65,11 +65,15 @@ func (b *bench) fetch(ctx context.Context) error {
 // compile compiles the guests' programs for every architecture among the kernels.
 func (b *bench) compile(ctx context.Context) error {
 	b.programs = map[string]programs{}
+	packages := b.packages
+	if b.command != "" {
+		packages = nil
+	}
 	for _, k := range b.options.kernels {
 		if _, ok := b.programs[k.arch]; ok {
 			continue
 		}
-		p, err := compile(ctx, b.work, k.arch, b.command == "")
+		p, err := compile(ctx, b.work, k.arch, packages)
 		if err != nil {
 			return err
 		}

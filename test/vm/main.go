@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -30,6 +31,7 @@ import (
 type options struct {
 	kernels  []kernel
 	run      string
+	packages []string
 	short    bool
 	command  string
 	files    []string
@@ -65,6 +67,7 @@ func parseOptions(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
 	names := flags.String("kernel", "", "comma-separated `list` of kernels (default all)")
+	packages := flags.String("pkg", strings.Join(testPackages, ","), "comma-separated `list` of packages to test")
 	flags.StringVar(&o.run, "run", "", "run only tests that match `regexp`")
 	flags.BoolVar(&o.short, "short", false, "run tests in short mode")
 	flags.StringVar(&o.command, "cmd", "", "run a shell `line` instead of the tests and print what it prints")
@@ -88,6 +91,7 @@ func parseOptions(args []string) (options, error) {
 	if o.cpus < 1 || o.parallel < 1 || o.nodes < 0 || o.nodes > 0 && o.cpus%o.nodes != 0 {
 		return o, errors.New("-cpus and -j must be positive, -nodes a divisor of -cpus")
 	}
+	o.packages = strings.Split(*packages, ",")
 	var err error
 	o.kernels, err = selectKernels(*names)
 	return o, err

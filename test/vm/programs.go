@@ -38,8 +38,9 @@ type testBinary struct {
 	data string // its testdata folder on the host
 }
 
-// compile builds static binaries into a folder below work.
-func compile(ctx context.Context, work, arch string, tests bool) (programs, error) {
+// compile builds static binaries into a folder below work. Without packages to
+// test, the command may be missing.
+func compile(ctx context.Context, work, arch string, packages []string) (programs, error) {
 	var p programs
 	gomod, err := output(exec.CommandContext(ctx, "go", "env", "GOMOD"))
 	if err != nil {
@@ -60,7 +61,7 @@ func compile(ctx context.Context, work, arch string, tests bool) (programs, erro
 		return p, err
 	}
 	p.faultsnoop, err = compile("faultsnoop", "build", "./cmd/faultsnoop")
-	if !tests {
+	if len(packages) == 0 {
 		if err != nil {
 			// Most shell lines are about the kernel and do well without.
 			slog.Warn("the guest has no faultsnoop", "err", err)
@@ -70,7 +71,7 @@ func compile(ctx context.Context, work, arch string, tests bool) (programs, erro
 	if err != nil {
 		return p, err
 	}
-	for _, pkg := range testPackages {
+	for _, pkg := range packages {
 		dir := filepath.Join(root, pkg)
 		if sources, err := filepath.Glob(filepath.Join(dir, "*_test.go")); err != nil || len(sources) == 0 {
 			continue
