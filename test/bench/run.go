@@ -29,7 +29,8 @@ const hold = 300 * time.Millisecond
 type sample struct {
 	faults  int64         // as the kernel counted them for the workload
 	elapsed time.Duration // of the workload, first fault to last
-	cpu     time.Duration // of the tracer's processes, user and system
+	start   time.Duration // CPU time of the tracer until the workload was ready
+	cpu     time.Duration // CPU time of the tracer's processes after that, user and system
 	peakRSS int64         // bytes, the largest of the tracer's processes
 	inBPF   time.Duration // time in the tracer's BPF programs, if those were timed
 	progs   []progTime
@@ -104,6 +105,10 @@ func (w *watched) follow() error {
 			}
 		case rep.Ready:
 			ready = now
+			var err error
+			if w.sample.start, err = cpuTime(w.cmd.Process.Pid); err != nil {
+				return err
+			}
 			w.openPrograms()
 		default:
 			w.sample.elapsed = now.Sub(ready) - hold
@@ -193,7 +198,7 @@ func (w *watched) finish() error {
 	if err != nil {
 		return err
 	}
-	w.sample.cpu = cpu
+	w.sample.cpu = cpu - w.sample.start
 	for _, p := range w.progs {
 		if err := w.readStats(p); err != nil {
 			return err

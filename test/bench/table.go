@@ -32,15 +32,14 @@ var rows = []row{
 		return float64(c.timed.inBPF.Nanoseconds()) / float64(c.timed.faults), len(c.timed.progs) > 0
 	}, "%.0f"},
 	{"CPU time of the tool for a million faults, s", func(c *contender) (float64, bool) {
-		return c.cpuPerMillion(), true
+		return c.median(func(s, _ sample) float64 { return s.cpu.Seconds() / float64(s.faults) * 1e6 }), true
+	}, "%.2f"},
+	{"CPU time of the tool to start, s", func(c *contender) (float64, bool) {
+		return c.median(func(s, _ sample) float64 { return s.start.Seconds() }), true
 	}, "%.2f"},
 	{"peak memory of the tool, MiB", func(c *contender) (float64, bool) {
 		return c.median(func(s, _ sample) float64 { return float64(s.peakRSS) / (1 << 20) }), true
 	}, "%.1f"},
-}
-
-func (c *contender) cpuPerMillion() float64 {
-	return c.median(func(s, _ sample) float64 { return s.cpu.Seconds() / float64(s.faults) * 1e6 })
 }
 
 // median of what f makes of each round.
