@@ -72,7 +72,10 @@ var Columns = []Column{
 		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Comm.Bytes(), limit) }},
 	{Name: "process", Title: "PROCESS", Width: 15, left: true, Help: "name of the process (of its first thread)",
 		key: "process", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
-			return appendJSONName(b, "process", f.Process.Bytes())
+			if name := f.Process.Bytes(); len(name) > 0 {
+				return appendJSONName(b, "process", name)
+			}
+			return b // nobody names its first thread "", so it is not known
 		},
 		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Process.Bytes(), limit) }},
 	{Name: "mode", Title: "MODE", Width: 6, left: true, Help: "user, kernel (on a user address) or remote (get_user_pages on another task)",
@@ -89,7 +92,7 @@ var Columns = []Column{
 	{Name: "ip", Title: "IP(hex)", Width: 16, Help: "instruction that faulted",
 		key: "ip", raw: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.IP) }), quoted: true,
 		text: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.IP, 16) })},
-	{Name: "flags", Title: "FLAGS", Width: 12, left: true, Help: "FAULT_FLAG_* by the running kernel's names, unknown bits in hex",
+	{Name: "flags", Title: "FLAGS", Width: 54, left: true, Help: "FAULT_FLAG_* by the running kernel's names, unknown bits in hex",
 		key: "flags", raw: (*Encoder).appendFlags, json: (*Encoder).appendFlagsJSON},
 	{Name: "flags_raw", Title: "FLAGS(hex)", Width: 10, Help: "the same as a number",
 		key: "flags_raw", raw: known(fault.HasFlags, func(b []byte, f *fault.Fault) []byte { return appendHex(b, uint64(f.Flags)) }), quoted: true},

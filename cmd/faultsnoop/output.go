@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// outputSize is when a buffer is written out.
+	outputSize = 64 << 10
+	// outputAge is how long a record may wait for the buffer to fill.
+	outputAge = 100 * time.Millisecond
+)
+
+// output collects whole lines and writes them. It is a slice that encoders
+// append to rather than a bufio.Writer, since that one would write half a line
+// when it is full and leave it there if the program ends.
+type output struct {
+	buf     []byte
+	w       io.Writer
+	file    *os.File // w, if it is a file
+	width   int      // terminal columns, 0 if w is no terminal
+	flushed time.Time
+	err     error // the first failure; from then on nothing is written
+}
+
+func newOutput(w io.Writer) *output {
+	o := &output{w: w, buf: make([]byte, 0, outputSize+4096)}
+	if f, ok := w.(*os.File); ok {
+		o.file = f
+		o.control(func(fd int) {
+			if size, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); err == nil {
+				o.width = max(int(size.Col), 1)
+			}
+		})
+	}
+	return o
+}
+
+// control calls f with the descriptor, which stays as blocking as it is.
+func (o *output) control(f func(fd int)) {
+	if conn, err := o.file.SyscallConn(); err == nil {
+		_ = conn.Control(func(fd uintptr) { f(int(fd)) }) // fails only when closed
+	}
+}
+
+// settle writes the buffer out if it is full, old, or somebody watches.
+func (o *output) settle(idle bool) {
+	if len(o.buf) >= outputSize || idle || o.width > 0 || time.Since(o.flushed) >= outputAge {
+		o.flush()
+	}
+}
+
+func (o *output) flush() {
+	if len(o.buf) > 0 && o.err == nil {
+		if _, err := o.w.Write(o.buf); err != nil {
+			o.err = err
+		}
+	}
+	o.buf = o.buf[:0]
+	o.flushed = time.Now()
+}
+
+// probe notices a reader that has gone while there is nothing to write.
+func (o *output) probe() {
+	if o.file == nil || o.err != nil {
+		return
+	}
+	o.control(func(fd int) {
+		fds := []unix.PollFd{{Fd: int32(fd)}} // errors and hang-ups are always reported
+		if n, err := unix.Poll(fds, 0); err == nil && n > 0 && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0 {
+			o.err = unix.EPIPE
+		}
+	})
+}
+
+// readerGone reports that the other end of a pipe was closed, which is no error.
+func (o *output) readerGone() bool { return errors.Is(o.err, unix.EPIPE) }
+
+// failure is the error to report, nil if there is none.
+func (o *output) failure() error {
+	if o.err == nil || o.readerGone() {
+		return nil
+	}
+	var path *os.PathError
+	if errors.As(o.err, &path) {
+		return fmt.Errorf("writing the output: %w", path.Err)
+	}
+	return fmt.Errorf("writing the output: %w", o.err)
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/view"
+)
+
+// source is where faults come from: a BPF hook or perf events.
+type source interface {
+	Session() *fault.Session
+	// Next waits for about 100 ms at most; a batch may be empty. After Stop it
+	// returns io.EOF when everything has been delivered.
+	Next(ctx context.Context) (*fault.Batch, error)
+	Stop() error
+	Counters() (fault.Counters, error)
+	Close() error
+}
+
+// opener opens the source that sourceOptions describe.
+type opener func(sourceOptions, *slog.Logger) (source, error)
+
+// pipeline moves batches from a source to an output.
+type pipeline struct {
+	src   source
+	enc   *view.Encoder
+	out   *output
+	limit uint64 // of records, 0 for none
+	loss  lossReport
+
+	printed uint64
+}
+
+// run goes on until ctx is done, the limit is reached or the output is gone.
+// Then it stops the source and takes what is left in it.
+func (p *pipeline) run(ctx context.Context) error {
+	for stopped := false; ; {
+		if p.out.probe(); !stopped && (ctx.Err() != nil || p.done()) {
+			stopped = true
+			if err := p.src.Stop(); err != nil {
+				return fmt.Errorf("stopping: %w", err)
+			}
+			ctx = context.WithoutCancel(ctx)
+		}
+		batch, err := p.src.Next(ctx)
+		if batch != nil {
+			p.take(batch)
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			p.out.flush()
+			return nil
+		case err != nil && ctx.Err() != nil: // woken up by the end, which comes next
+		case err != nil:
+			return fmt.Errorf("reading faults: %w", err)
+		}
+	}
+}
+
+// done reports that nothing more can be shown.
+func (p *pipeline) done() bool {
+	return p.out.err != nil || (p.limit > 0 && p.printed >= p.limit)
+}
+
+func (p *pipeline) take(batch *fault.Batch) {
+	for i := range batch.Faults {
+		if p.done() {
+			break
+		}
+		p.out.buf = p.enc.AppendFault(p.out.buf, &batch.Faults[i])
+		p.printed++
+		if len(p.out.buf) >= outputSize {
+			p.out.flush()
+		}
+	}
+	for _, l := range batch.Lost {
+		if l.Count > 0 {
+			p.out.buf = p.enc.AppendLost(p.out.buf, l)
+			p.loss.add(l)
+		}
+	}
+	p.out.settle(len(batch.Faults) == 0)
+}
+
+// lossReport tells about losses while they happen, at most once in lossPause.
+type lossReport struct {
+	log   *slog.Logger
+	total uint64
+	told  time.Time
+}
+
+const lossPause = time.Second
+
+func (r *lossReport) add(l fault.Loss) {
+	r.total += l.Count
+	now := time.Now()
+	if now.Sub(r.told) < lossPause {
+		return
+	}
+	r.told = now
+	r.log.Warn(fmt.Sprintf("%d faults lost so far (%s): a larger --buffer, a narrower filter or --sample helps", r.total, l.Where))
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/view"
+)
+
+// textWidth is what the default columns need and lines are cut to, unless the
+// terminal has more room.
+const textWidth = 100
+
+func newTraceCmd(open opener) *cobra.Command {
+	var o traceOptions
+	cmd := &cobra.Command{
+		Use:   "trace [flags] [-- COMMAND [ARGS]]",
+		Short: "print one line per page fault, live",
+		Long: `Print one line per page fault, live: of the whole machine, of chosen processes, or
+of a command that is started for it.
+
+A command is started stopped, traced from its first instruction on with all the
+processes it forks, and tracing ends with it. Its exit code is returned, 128+N if
+signal N ended it, 127 if it does not exist, 126 if it cannot be executed.
+Otherwise the exit code is 0, 2 for a wrong command line and 125 for a failure of
+faultsnoop itself, which never ends a command that runs.
+
+INT, TERM and HUP end the tracing; with a command they are passed on to it, and its
+end ends the tracing. A second signal ends faultsnoop at once. When the reader of
+the output goes away, faultsnoop ends quietly with exit code 0, or with the
+command's if it has ended; a command that still runs goes on untraced. After -d or
+-n the command goes on untraced too, and faultsnoop waits for its exit code.
+
+An unknown fact is "-" in text, empty in CSV and null in JSON. One fault may map
+many pages (huge pages, fault-around), so faults times page size is not memory.`,
+		Example: `  faultsnoop trace -- python3 app.py              every fault of a program and its children
+  faultsnoop trace -c postgres --major            who waits for the disk
+  faultsnoop trace -p 4711 --min-latency 100us    slow faults of a running process
+  faultsnoop trace --columns pte -c python        CPU, pid, comm, address and page offset
+  faultsnoop trace --json -d 10s | jq .address    for programs`,
+		DisableFlagsInUseLine: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch dash := cmd.ArgsLenAtDash(); {
+			case dash < 0 && len(args) > 0, dash > 0:
+				return usagef("unexpected argument %q: to trace a command write -- in front of it", args[0])
+			case dash == 0 && len(args) == 0:
+				return usagef("there is no command behind --: write one, or leave -- out")
+			}
+			return nil
+		},
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		filter, err := o.filter(cmd.Flags(), len(args) > 0)
+		if err != nil {
+			return err
+		}
+		t := tracer{
+			traceOptions: o,
+			open: sourceOptions{
+				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer,
+			},
+			out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
+		}
+		return t.trace(cmd.Context(), open)
+	}
+	o.register(cmd)
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// tracer is one run of the trace command.
+type tracer struct {
+	traceOptions
+	open   sourceOptions
+	out    *output
+	stderr io.Writer
+	log    *slog.Logger
+}
+
+// trace starts the command if there is one, opens the source and shows faults to
+// the end. An error of its own leaves no process behind that has not become the
+// command yet.
+func (t *tracer) trace(ctx context.Context, open opener) error {
+	child, err := t.start()
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer watchSignals(end, child)()
+	if child != nil {
+		defer child.Abort()
+	}
+
+	src, err := open(t.open, t.log)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return t.follow(ctx, end, src, child)
+}
+
+// start starts the command stopped; without one it returns nil.
+func (t *tracer) start() (*command, error) {
+	if len(t.open.Command) == 0 {
+		return nil, nil
+	}
+	path, err := resolve(t.open.Command[0])
+	if err != nil {
+		return nil, err
+	}
+	child, err := startStopped(path, t.open.Command)
+	if err != nil {
+		return nil, err
+	}
+	t.open.CommandPID = child.PID()
+	return child, nil
+}
+
+// follow lets the command run and shows faults until the end, then the summary.
+func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
+	p := pipeline{src: src, enc: t.encoder(src.Session()), out: t.out, limit: t.count, loss: lossReport{log: t.log}}
+	t.out.buf = p.enc.AppendHeader(t.out.buf)
+	t.out.flush()
+	if child != nil {
+		if err := child.Release(); err != nil {
+			return err
+		}
+		go func() {
+			<-child.Ended()
+			end(errors.New("the command has ended"))
+		}()
+	}
+	if t.duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, t.duration)
+		defer cancel()
+	}
+	begin := time.Now()
+	err := p.run(ctx)
+	sum := view.Summary{Printed: p.printed, Duration: time.Since(begin), Hook: src.Session().Hook}
+	if err := errors.Join(err, t.conclude(&p, &sum)); err != nil {
+		return t.abandon(err, child)
+	}
+	return t.result(child)
+}
+
+// conclude writes the summary, also when something has failed before.
+func (t *tracer) conclude(p *pipeline, sum *view.Summary) error {
+	counters, err := p.src.Counters()
+	if err != nil {
+		return errors.Join(t.out.failure(), fmt.Errorf("reading the counters: %w", err))
+	}
+	sum.Counters = counters
+	t.out.buf = p.enc.AppendSummary(t.out.buf, sum)
+	t.out.flush()
+	if !t.out.readerGone() {
+		fmt.Fprintln(t.stderr, sum.Line())
+	}
+	return t.out.failure()
+}
+
+// abandon says what becomes of a command that runs when tracing has failed.
+func (t *tracer) abandon(err error, child *command) error {
+	if child == nil {
+		return err
+	}
+	select {
+	case <-child.Ended():
+		return err
+	default:
+		return fmt.Errorf("%w; the command (process %d) goes on untraced", err, child.PID())
+	}
+}
+
+// result is the command's exit status as an error, nil for 0.
+func (t *tracer) result(child *command) error {
+	if child == nil {
+		return nil
+	}
+	select {
+	case <-child.Ended():
+	default:
+		if t.out.readerGone() {
+			return nil
+		}
+		t.log.Info(fmt.Sprintf("tracing has ended, waiting for the command (process %d)", child.PID()))
+	}
+	if status := child.Wait(); status != 0 {
+		return &exitError{code: status}
+	}
+	return nil
+}
+
+func (t *tracer) encoder(s *fault.Session) *view.Encoder {
+	o := view.Options{Format: t.format(), Columns: t.columns}
+	if t.columns == nil {
+		o.Width = max(textWidth, t.out.width)
+	}
+	o.Color = t.out.width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return view.NewEncoder(s, o)
+}
