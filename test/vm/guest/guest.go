@@ -38,7 +38,7 @@ type Config struct {
 	Programs   []Program
 }
 
-// DiskPath is the mount point of Config.Disk.
+// DiskPath is the mount point of Config.Disk. Its folder tmp is /var/tmp too.
 const DiskPath = "/mnt"
 
 // Program is one command to run to its end, as root, before the next one begins.

@@ -148,6 +148,16 @@ func mountDisk(device string) error {
 	if err := unix.Mount(device, guest.DiskPath, "ext4", 0, ""); err != nil {
 		return fmt.Errorf("mounting %s: %w", guest.DiskPath, err)
 	}
+	// Programs that want a file that is not in memory use /var/tmp, on real systems.
+	const varTmp = "/var/tmp"
+	shared := filepath.Join(guest.DiskPath, "tmp")
+	if err := errors.Join(os.MkdirAll(shared, 0o755), os.MkdirAll(varTmp, 0o755),
+		os.Chmod(shared, 0o777|os.ModeSticky)); err != nil {
+		return err
+	}
+	if err := unix.Mount(shared, varTmp, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mounting %s: %w", varTmp, err)
+	}
 	return nil
 }
 
