@@ -37,6 +37,12 @@ enum { BPF_ANY = 0, BPF_NOEXIST = 1 };
 enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
 enum { BPF_RB_NO_WAKEUP = 1, BPF_RB_FORCE_WAKEUP = 2, BPF_RB_AVAIL_DATA = 0 };
 
+/* The values are the running kernel's. */
+enum maple_type {
+	maple_leaf_64 = 1,
+	maple_arange_64 = 3,
+};
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 #if defined(__TARGET_ARCH_x86)
@@ -133,6 +139,25 @@ struct rb_root {
 
 struct mm_struct___rb {
 	struct rb_root mm_rb;
+};
+
+/* Since 6.1 they are in a maple tree. */
+struct maple_tree {
+	void *ma_root;
+};
+
+struct mm_struct___maple {
+	struct maple_tree mm_mt;
+};
+
+struct maple_range_64 {
+	unsigned long pivot[15];
+	void *slot[16];
+};
+
+struct maple_arange_64 {
+	unsigned long pivot[9];
+	void *slot[10];
 };
 
 struct vm_special_mapping {

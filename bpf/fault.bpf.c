@@ -493,60 +493,29 @@ static __always_inline struct task_state *completed(struct bpf_perf_event_data *
 	return NULL;
 }
 
-SEC("perf_event")
-int exit_minor(struct bpf_perf_event_data *ctx)
+static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, bool major)
 {
 	struct task_struct *task = current_task();
 	struct task_state *st = completed(ctx, task);
 
 	if (!st)
-		return 0;
+		return;
 	if (!st->ignored)
 		find_vma(task, &st->rec);
-	end(st, task, RESULT_OK, false);
+	end(st, task, RESULT_OK, major);
+}
+
+SEC("perf_event")
+int exit_minor(struct bpf_perf_event_data *ctx)
+{
+	exit_page_fault(ctx, false);
 	return 0;
 }
 
 SEC("perf_event")
 int exit_major(struct bpf_perf_event_data *ctx)
 {
-	struct task_struct *task = current_task();
-	struct task_state *st = completed(ctx, task);
-
-	if (!st)
-		return 0;
-	if (!st->ignored)
-		find_vma(task, &st->rec);
-	end(st, task, RESULT_OK, true);
-	return 0;
-}
-
-/* The same for kernels without bpf_find_vma, whose verifier knows no callbacks. */
-SEC("perf_event")
-int exit_minor_rb(struct bpf_perf_event_data *ctx)
-{
-	struct task_struct *task = current_task();
-	struct task_state *st = completed(ctx, task);
-
-	if (!st)
-		return 0;
-	if (!st->ignored)
-		find_vma_rb(task, &st->rec);
-	end(st, task, RESULT_OK, false);
-	return 0;
-}
-
-SEC("perf_event")
-int exit_major_rb(struct bpf_perf_event_data *ctx)
-{
-	struct task_struct *task = current_task();
-	struct task_state *st = completed(ctx, task);
-
-	if (!st)
-		return 0;
-	if (!st->ignored)
-		find_vma_rb(task, &st->rec);
-	end(st, task, RESULT_OK, true);
+	exit_page_fault(ctx, true);
 	return 0;
 }
 

@@ -79,7 +79,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	advanced := pflag.NewFlagSet("advanced", pflag.ContinueOnError)
 	advanced.Var(into(&o.sample, parseCount), "sample", "show every `N`th record only; the counts stay exact")
 	advanced.Var(into(&o.hook, oneOf(hookNames(), parseHook)), "hook", "insist on `HOOK` fentry, kprobe, tracepoint or perf instead of the best that works")
-	advanced.Var(into(&o.buffer, parseSize), "buffer", "buffer of `SIZE` between kernel and faultsnoop, as in 16M")
+	advanced.Var(into(&o.buffer, parseSize), "buffer", "buffer of `SIZE` between kernel and faultsnoop, as in 16M; a larger one loses less")
 
 	groups := []flagGroup{{"TARGET", target}, {"FILTER", filter}, {"OUTPUT", output}, {"ADVANCED", advanced}}
 	for _, g := range groups {

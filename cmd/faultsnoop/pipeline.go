@@ -104,5 +104,5 @@ func (r *lossReport) add(l fault.Loss) {
 		return
 	}
 	r.told = now
-	r.log.Warn(fmt.Sprintf("%d faults lost so far (%s): a larger --buffer, a narrower filter or --sample helps", r.total, l.Where))
+	r.log.Warn(fmt.Sprintf("%d faults lost so far, lately: %s", r.total, l.Where))
 }

@@ -5,9 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// doubled is how soon after the first a signal counts as the same one: timeout(1)
+// sends its signal to the process and to the process group.
+const doubled = 100 * time.Millisecond
 
 // watchSignals makes the first INT, TERM or HUP the end of tracing and the second
 // one the end of the program, whatever it does at that moment. While a command
@@ -29,11 +34,17 @@ func watchSignals(end context.CancelCauseFunc, child *command) (stop func()) {
 
 	done := make(chan struct{})
 	go func() {
-		for again := false; ; again = true {
+		var first time.Time
+		for {
 			select {
 			case <-done:
 				return
 			case sig := <-ch:
+				again := !first.IsZero()
+				if again && time.Since(first) < doubled {
+					continue
+				}
+				first = time.Now()
 				running := child != nil && child.Released()
 				if running && !(sig == unix.SIGINT && inForeground()) {
 					_ = child.Signal(sig) // it may be anybody's by now

@@ -81,10 +81,10 @@ func (a *attachments) attach(plan *Plan, coll *ebpf.Collection) error {
 		var l io.Closer
 		var err error
 		switch name {
-		case faultProgExitMinor, faultProgExitMinorRb:
+		case faultProgExitMinor:
 			a.pages.minor = p
 			continue
-		case faultProgExitMajor, faultProgExitMajorRb:
+		case faultProgExitMajor:
 			a.pages.major = p
 			a.pages.open = map[int][2]pageEvent{}
 			err = a.pages.update()

@@ -136,9 +136,7 @@ const (
 	faultMapTracked                 = "tracked"
 	faultProgBeginExec              = "begin_exec"
 	faultProgExitMajor              = "exit_major"
-	faultProgExitMajorRb            = "exit_major_rb"
 	faultProgExitMinor              = "exit_minor"
-	faultProgExitMinorRb            = "exit_minor_rb"
 	faultProgFentryHandleMmFault    = "fentry_handle_mm_fault"
 	faultProgFexitHandleMmFault     = "fexit_handle_mm_fault"
 	faultProgFollowFork             = "follow_fork"
@@ -240,9 +238,7 @@ type faultSpecs struct {
 type faultProgramSpecs struct {
 	BeginExec              *ebpf.ProgramSpec `ebpf:"begin_exec"`
 	ExitMajor              *ebpf.ProgramSpec `ebpf:"exit_major"`
-	ExitMajorRb            *ebpf.ProgramSpec `ebpf:"exit_major_rb"`
 	ExitMinor              *ebpf.ProgramSpec `ebpf:"exit_minor"`
-	ExitMinorRb            *ebpf.ProgramSpec `ebpf:"exit_minor_rb"`
 	FentryHandleMmFault    *ebpf.ProgramSpec `ebpf:"fentry_handle_mm_fault"`
 	FexitHandleMmFault     *ebpf.ProgramSpec `ebpf:"fexit_handle_mm_fault"`
 	FollowFork             *ebpf.ProgramSpec `ebpf:"follow_fork"`
@@ -426,9 +422,7 @@ type faultVariables struct {
 type faultPrograms struct {
 	BeginExec              *ebpf.Program `ebpf:"begin_exec"`
 	ExitMajor              *ebpf.Program `ebpf:"exit_major"`
-	ExitMajorRb            *ebpf.Program `ebpf:"exit_major_rb"`
 	ExitMinor              *ebpf.Program `ebpf:"exit_minor"`
-	ExitMinorRb            *ebpf.Program `ebpf:"exit_minor_rb"`
 	FentryHandleMmFault    *ebpf.Program `ebpf:"fentry_handle_mm_fault"`
 	FexitHandleMmFault     *ebpf.Program `ebpf:"fexit_handle_mm_fault"`
 	FollowFork             *ebpf.Program `ebpf:"follow_fork"`
@@ -442,9 +436,7 @@ func (p *faultPrograms) Close() error {
 	return _FaultClose(
 		p.BeginExec,
 		p.ExitMajor,
-		p.ExitMajorRb,
 		p.ExitMinor,
-		p.ExitMinorRb,
 		p.FentryHandleMmFault,
 		p.FexitHandleMmFault,
 		p.FollowFork,

@@ -139,9 +139,7 @@ const (
 	faultProgEnterPageFaultKernel    = "enter_page_fault_kernel"
 	faultProgEnterPageFaultUser      = "enter_page_fault_user"
 	faultProgExitMajor               = "exit_major"
-	faultProgExitMajorRb             = "exit_major_rb"
 	faultProgExitMinor               = "exit_minor"
-	faultProgExitMinorRb             = "exit_minor_rb"
 	faultProgFentryHandleMmFault     = "fentry_handle_mm_fault"
 	faultProgFexitHandleMmFault      = "fexit_handle_mm_fault"
 	faultProgFollowFork              = "follow_fork"
@@ -246,9 +244,7 @@ type faultProgramSpecs struct {
 	EnterPageFaultKernel    *ebpf.ProgramSpec `ebpf:"enter_page_fault_kernel"`
 	EnterPageFaultUser      *ebpf.ProgramSpec `ebpf:"enter_page_fault_user"`
 	ExitMajor               *ebpf.ProgramSpec `ebpf:"exit_major"`
-	ExitMajorRb             *ebpf.ProgramSpec `ebpf:"exit_major_rb"`
 	ExitMinor               *ebpf.ProgramSpec `ebpf:"exit_minor"`
-	ExitMinorRb             *ebpf.ProgramSpec `ebpf:"exit_minor_rb"`
 	FentryHandleMmFault     *ebpf.ProgramSpec `ebpf:"fentry_handle_mm_fault"`
 	FexitHandleMmFault      *ebpf.ProgramSpec `ebpf:"fexit_handle_mm_fault"`
 	FollowFork              *ebpf.ProgramSpec `ebpf:"follow_fork"`
@@ -435,9 +431,7 @@ type faultPrograms struct {
 	EnterPageFaultKernel    *ebpf.Program `ebpf:"enter_page_fault_kernel"`
 	EnterPageFaultUser      *ebpf.Program `ebpf:"enter_page_fault_user"`
 	ExitMajor               *ebpf.Program `ebpf:"exit_major"`
-	ExitMajorRb             *ebpf.Program `ebpf:"exit_major_rb"`
 	ExitMinor               *ebpf.Program `ebpf:"exit_minor"`
-	ExitMinorRb             *ebpf.Program `ebpf:"exit_minor_rb"`
 	FentryHandleMmFault     *ebpf.Program `ebpf:"fentry_handle_mm_fault"`
 	FexitHandleMmFault      *ebpf.Program `ebpf:"fexit_handle_mm_fault"`
 	FollowFork              *ebpf.Program `ebpf:"follow_fork"`
@@ -454,9 +448,7 @@ func (p *faultPrograms) Close() error {
 		p.EnterPageFaultKernel,
 		p.EnterPageFaultUser,
 		p.ExitMajor,
-		p.ExitMajorRb,
 		p.ExitMinor,
-		p.ExitMinorRb,
 		p.FentryHandleMmFault,
 		p.FexitHandleMmFault,
 		p.FollowFork,

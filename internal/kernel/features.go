@@ -85,8 +85,6 @@ type Features struct {
 
 	// TaskStorage: task-local storage in tracing programs (5.13).
 	TaskStorage bool
-	// FindVMA: bpf_find_vma (5.17).
-	FindVMA bool
 	// Tracefs is where tracefs is mounted, empty if nowhere.
 	Tracefs string
 	// CPUs is the number of possible CPUs.

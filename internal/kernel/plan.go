@@ -155,11 +155,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	case Kprobe:
 		p.Programs = append(p.Programs, faultProgKretprobeHandleMmFault, faultProgKprobeHandleMmFault)
 	case Tracepoint:
-		exits := []string{faultProgExitMinor, faultProgExitMajor}
-		if !f.FindVMA {
-			exits = []string{faultProgExitMinorRb, faultProgExitMajorRb}
-		}
-		p.Programs = append(p.Programs, exits...)
+		p.Programs = append(p.Programs, faultProgExitMinor, faultProgExitMajor)
 		p.Programs = append(p.Programs, tracepointEntries...)
 		p.Covers = []string{"user", "kernel", "failed"}
 		p.Blind = []string{

@@ -40,7 +40,6 @@ func Probe() (Features, System) {
 	f.TaskStorage = features.HaveMapType(ebpf.TaskStorage) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnTaskStorageGet) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnGetCurrentTaskBtf) == nil
-	f.FindVMA = features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnFindVma) == nil
 	f.SafeFexit = probeSafeFexit()
 	f.Trampolines = probeTrampoline(&sys)
 	f.Kprobes = probeKprobe(&sys)

@@ -34,9 +34,10 @@ type record struct {
 	addr, ip uint64
 	pid, tid uint32
 	cpu      uint32
-	set      uint32 // which call of openSet the event is from
+	set      uint32 // which call of openSet the event is from, 0 if not known
 	kind     kind
 	kernel   bool // the CPU was in kernel mode
+	askew    bool // time is not when it happened
 	side     *side
 }
 
@@ -47,41 +48,52 @@ type side struct {
 	exec                 bool // renamed: by exec
 	mapping              process.Mapping
 	until                uint64 // loss: when it was over; record.time is when it began at the earliest
-	count                uint64 // loss: records of any kind
 }
 
-// sampleFormat is the layout of samples, the same for all events so that one ring
-// can hold the records of many:
+// The layout of samples (perf_output_sample in kernel/events/core.c):
 //
-//	u64 id; u64 ip; u32 pid, tid; u64 time; u64 addr
+//	[u64 id;] u64 ip; u32 pid, tid; u64 time; u64 addr; [u32 cpu, res; [u64 period;]]
 //
-// and of the trailer that sample_id_all puts behind every other record:
+// A minor fault has none of the optional parts at the end, the beginning of one has
+// the CPU and a major one both, so that its size says what a sample is. The id would
+// not: since Linux 6.2 all software events that one fault fires share one struct
+// perf_sample_data, and perf_prepare_sample does not fill in again what an event before
+// has filled in, be it another program's. Then the id is that event's, and the time
+// is read from that event's clock.
 //
-//	u32 pid, tid; u64 time; u64 id
+// Behind every other record sample_id_all puts
 //
-// (perf_output_sample and __perf_event__output_id_sample in kernel/events/core.c).
+//	u32 pid, tid; u64 time; [u32 cpu, res;] [u64 id;]
+//
+// (__perf_event__output_id_sample), with the CPU but for a record of a loss that
+// happens to be written by the event of minor faults.
 const (
 	headerSize  = 8
-	sampleSize  = 40
+	minorSize   = 32
+	entrySize   = minorSize + 8
+	majorSize   = entrySize + 8
 	trailerSize = 24
+	idSize      = 8
 
 	miscCPUModeMask = 7       // PERF_RECORD_MISC_CPUMODE_MASK
 	miscKernel      = 1       // PERF_RECORD_MISC_KERNEL
 	miscCommExec    = 1 << 13 // PERF_RECORD_MISC_COMM_EXEC
 )
 
-// source says which event an id belongs to.
-type source struct {
-	kind kind
-	set  uint32
-}
-
 // decoder turns the bytes of a ring into records. It is ours and not go-perf's since
 // that one allocates every record and its name, and copies it out of the ring first,
 // which is too slow for a storm of faults.
 type decoder struct {
-	sources map[uint64]source
-	got     [2]uint64 // samples of minor and of major so far
+	// sets says which call of openSet an id comes from. If it is nil samples have no id.
+	sets map[uint64]uint32
+	got  [2]uint64 // samples of minor and of major so far
+}
+
+func (d *decoder) idSize() int {
+	if d.sets == nil {
+		return 0
+	}
+	return idSize
 }
 
 // decode reads one record without its header. It is false for a record that tells
@@ -90,34 +102,25 @@ func (d *decoder) decode(typ uint32, misc uint16, b []byte, rec *record) (bool, 
 	if typ == unix.PERF_RECORD_SAMPLE {
 		return d.sample(misc, b, rec)
 	}
-	if len(b) < trailerSize {
-		return false, fmt.Errorf("decoding a record of type %d: %d bytes", typ, len(b))
-	}
-	body, trailer := b[:len(b)-trailerSize], b[len(b)-trailerSize:]
-	*rec = record{time: u64(trailer, 8)}
 	var want int
 	switch typ {
+	case unix.PERF_RECORD_LOST:
+		return d.lost(b, rec)
 	case unix.PERF_RECORD_MMAP2:
 		want = mmap2Size
 	case unix.PERF_RECORD_COMM:
 		want = 8
 	case unix.PERF_RECORD_FORK, unix.PERF_RECORD_EXIT:
 		want = 24
-	case unix.PERF_RECORD_LOST:
-		want = 16
-	case unix.PERF_RECORD_LOST_SAMPLES:
-		want = 8
 	default:
 		return false, nil
 	}
-	if len(body) < want {
+	end := len(b) - trailerSize - d.idSize()
+	if end < want {
 		return false, fmt.Errorf("decoding a record of type %d: %d bytes", typ, len(b))
 	}
-	if typ == unix.PERF_RECORD_LOST || typ == unix.PERF_RECORD_LOST_SAMPLES {
-		rec.kind = loss
-		rec.side = &side{until: rec.time, count: u64(body, want-8)}
-		return true, nil
-	}
+	body := b[:end]
+	*rec = record{time: u64(b, end+8)}
 	rec.pid, rec.tid = u32(body, 0), u32(body, 4)
 	switch typ {
 	case unix.PERF_RECORD_MMAP2:
@@ -137,27 +140,36 @@ func (d *decoder) decode(typ uint32, misc uint16, b []byte, rec *record) (bool, 
 	return true, nil
 }
 
+// lost reads u64 id, lost; and the trailer of whichever event wrote it.
+func (d *decoder) lost(b []byte, rec *record) (bool, error) {
+	if len(b) < 32 {
+		return false, fmt.Errorf("decoding the record of a loss: %d bytes", len(b))
+	}
+	*rec = record{kind: loss, time: u64(b, 24)}
+	rec.side = &side{until: rec.time}
+	return true, nil
+}
+
 func (d *decoder) sample(misc uint16, b []byte, rec *record) (bool, error) {
-	if len(b) < sampleSize {
+	*rec = record{kernel: misc&miscCPUModeMask == miscKernel}
+	if d.sets != nil && len(b) >= idSize {
+		rec.set = d.sets[u64(b, 0)]
+		b = b[idSize:]
+	}
+	switch len(b) {
+	case minorSize:
+		rec.kind = minor
+		d.got[minor]++
+	case majorSize:
+		rec.kind = major
+		d.got[major]++
+	case entrySize:
+		rec.kind = entry
+	default:
 		return false, fmt.Errorf("decoding a sample: %d bytes", len(b))
 	}
-	src, ok := d.sources[u64(b, 0)]
-	if !ok {
-		return false, nil
-	}
-	if src.kind <= major {
-		d.got[src.kind]++
-	}
-	*rec = record{
-		ip:     u64(b, 8),
-		pid:    u32(b, 16),
-		tid:    u32(b, 20),
-		time:   u64(b, 24),
-		addr:   u64(b, 32),
-		kind:   src.kind,
-		set:    src.set,
-		kernel: misc&miscCPUModeMask == miscKernel,
-	}
+	rec.ip, rec.pid, rec.tid = u64(b, 0), u32(b, 8), u32(b, 12)
+	rec.time, rec.addr = u64(b, 16), u64(b, 24)
 	// A thread that is gone or lives outside our pid namespace has the id 0 or -1
 	// (perf_event_pid_type); both mean that it has none here.
 	if int32(rec.tid) < 0 || int32(rec.pid) < 0 {

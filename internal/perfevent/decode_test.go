@@ -37,10 +37,17 @@ func (b raw) text(s string) raw {
 	return b
 }
 
-func (b raw) trailer(time uint64) raw { return b.u32(7, 7).u64(time, 99) }
+func (b raw) trailer(time uint64) raw { return b.u32(7, 7).u64(time).u32(3, 0) }
 
-func sampleBytes(id uint64, pid, tid uint32, time, addr uint64) raw {
-	return raw{}.u64(id, 0x400000).u32(pid, tid).u64(time, addr)
+func sampleBytes(k kind, pid, tid uint32, time, addr uint64) raw {
+	b := raw{}.u64(0x400000).u32(pid, tid).u64(time, addr)
+	if k != minor {
+		b = b.u32(3, 0)
+	}
+	if k == major {
+		b = b.u64(1)
+	}
+	return b
 }
 
 // framed puts a header in front.
@@ -49,10 +56,6 @@ func framed(typ uint32, misc uint16, body raw) raw {
 	b = binary.NativeEndian.AppendUint16(b, misc)
 	b = binary.NativeEndian.AppendUint16(b, uint16(headerSize+len(body)))
 	return append(b, body...)
-}
-
-func testDecoder() decoder {
-	return decoder{sources: map[uint64]source{1: {minor, 0}, 2: {major, 0}, 3: {entry, 0}, 11: {minor, 1}}}
 }
 
 func TestDecode(t *testing.T) {
@@ -78,26 +81,21 @@ func TestDecode(t *testing.T) {
 		side *side
 	}{
 		{
-			"minor", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(1, 40, 41, 50, 0x7123),
+			"minor", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 40, 41, 50, 0x7123),
 			&record{kind: minor, ip: 0x400000, pid: 40, tid: 41, time: 50, addr: 0x7123}, nil,
 		},
 		{
-			"major in kernel mode", unix.PERF_RECORD_SAMPLE, 1, sampleBytes(2, 40, 41, 50, 0x7123),
+			"major in kernel mode", unix.PERF_RECORD_SAMPLE, 1, sampleBytes(major, 40, 41, 50, 0x7123),
 			&record{kind: major, ip: 0x400000, pid: 40, tid: 41, time: 50, addr: 0x7123, kernel: true}, nil,
 		},
 		{
-			"vsyscall", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(3, 40, 41, 50, 0xffffffffff600400),
+			"vsyscall", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(entry, 40, 41, 50, 0xffffffffff600400),
 			&record{kind: entry, ip: 0x400000, pid: 40, tid: 41, time: 50, addr: 0xffffffffff600400}, nil,
 		},
 		{
-			"second set", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(11, 40, 41, 50, 1),
-			&record{kind: minor, set: 1, ip: 0x400000, pid: 40, tid: 41, time: 50, addr: 1}, nil,
-		},
-		{
-			"thread that is gone", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(1, 0xffffffff, 0xffffffff, 50, 1),
+			"thread that is gone", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 0xffffffff, 0xffffffff, 50, 1),
 			&record{kind: minor, ip: 0x400000, time: 50, addr: 1}, nil,
 		},
-		{"unknown event", unix.PERF_RECORD_SAMPLE, 2, sampleBytes(77, 40, 41, 50, 1), nil, nil},
 		{
 			"mmap2", unix.PERF_RECORD_MMAP2, 2, mmap("/usr/lib/libc.so.6", unix.MAP_PRIVATE),
 			&record{kind: mapped, pid: 40, tid: 41, time: 50}, &side{mapping: library},
@@ -124,11 +122,16 @@ func TestDecode(t *testing.T) {
 		},
 		{
 			"lost", unix.PERF_RECORD_LOST, 0, raw{}.u64(3, 1000).trailer(50),
-			&record{kind: loss, time: 50}, &side{until: 50, count: 1000},
+			&record{kind: loss, time: 50}, &side{until: 50},
+		},
+		{
+			"lost, written by the event of minor faults", unix.PERF_RECORD_LOST, 0,
+			raw{}.u64(3, 1000).u32(7, 7).u64(50),
+			&record{kind: loss, time: 50}, &side{until: 50},
 		},
 		{"throttle", unix.PERF_RECORD_THROTTLE, 0, raw{}.u64(1, 2, 3).trailer(50), nil, nil},
 	} {
-		d := testDecoder()
+		d := decoder{}
 		var got record
 		ok, err := d.decode(test.typ, test.misc, test.body, &got)
 		if err != nil || ok != (test.want != nil) {
@@ -152,12 +155,31 @@ func TestDecode(t *testing.T) {
 	}
 }
 
+// TestDecodeIDs decodes the layout that tells sets of events apart.
+func TestDecodeIDs(t *testing.T) {
+	d := decoder{sets: map[uint64]uint32{9: 4}}
+	for id, set := range map[uint64]uint32{9: 4, 10: 0} {
+		var got record
+		body := append(raw{}.u64(id), sampleBytes(entry, 40, 41, 50, 0x7123)...)
+		ok, err := d.decode(unix.PERF_RECORD_SAMPLE, 2, body, &got)
+		want := record{kind: entry, ip: 0x400000, pid: 40, tid: 41, time: 50, addr: 0x7123, set: set}
+		if !ok || err != nil || got != want {
+			t.Errorf("id %d: got %+v, %v, %v, want %+v", id, got, ok, err, want)
+		}
+	}
+	var got record
+	ok, err := d.decode(unix.PERF_RECORD_COMM, 0, raw{}.u32(40, 41).text("x").trailer(50).u64(9), &got)
+	if !ok || err != nil || got.time != 50 || got.side.comm != fault.MakeComm("x") {
+		t.Errorf("got %+v, %v, %v", got, ok, err)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
-	f.Add(uint32(unix.PERF_RECORD_SAMPLE), uint16(2), []byte(sampleBytes(1, 2, 3, 4, 5)))
+	f.Add(uint32(unix.PERF_RECORD_SAMPLE), uint16(2), []byte(sampleBytes(minor, 2, 3, 4, 5)))
 	f.Add(uint32(unix.PERF_RECORD_COMM), uint16(2), []byte(raw{}.u32(1, 2).text("x").trailer(3)))
 	f.Add(uint32(unix.PERF_RECORD_MMAP2), uint16(2), make([]byte, 120))
 	f.Fuzz(func(t *testing.T, typ uint32, misc uint16, b []byte) {
-		d := testDecoder()
+		d := decoder{}
 		var rec record
 		d.decode(typ, misc, b, &rec)
 	})
@@ -182,7 +204,7 @@ func (r *ring) write(b raw) bool {
 }
 
 func TestRingWraps(t *testing.T) {
-	r, d := fakeRing(3), testDecoder()
+	r, d := fakeRing(3), decoder{}
 	var want uint64
 	for round := range 50 {
 		for i := range 20 { // 20 names of 72 bytes do not divide a page
@@ -209,9 +231,9 @@ func TestRingWraps(t *testing.T) {
 }
 
 func TestRingLimitAndFull(t *testing.T) {
-	r, d := fakeRing(0), testDecoder()
+	r, d := fakeRing(0), decoder{}
 	var written int
-	for r.write(framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(1, 1, 1, uint64(written+1), 0))) {
+	for r.write(framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 1, 1, uint64(written+1), 0))) {
 		written++
 	}
 	if err := r.read(&d, 10, 5000); err != nil {
@@ -229,10 +251,31 @@ func TestRingLimitAndFull(t *testing.T) {
 	}
 }
 
+// TestRingForeignClock reads samples whose times are from another clock.
+func TestRingForeignClock(t *testing.T) {
+	r, d := fakeRing(0), decoder{}
+	r.through, r.last = 1<<40, 1<<40
+	write := func(time uint64) {
+		r.write(framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 1, 1, time, 0)))
+	}
+	write(1<<40 + 5)
+	write(7)       // long ago
+	write(1 << 62) // in the future
+	write(1<<40 + 6)
+	if err := r.read(&d, 10, 1<<40+10); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []record{{time: 1<<40 + 5}, {time: 1<<40 + 5, askew: true}, {time: 1<<40 + 5, askew: true}, {time: 1<<40 + 6}} {
+		if got := r.queue[i]; got.time != want.time || got.askew != want.askew {
+			t.Errorf("record %d: time %d, askew %v, want %+v", i, got.time, got.askew, want)
+		}
+	}
+}
+
 func TestRingCorrupt(t *testing.T) {
 	for _, length := range []uint16{0, 4, 4000} {
-		r, d := fakeRing(0), testDecoder()
-		b := framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(1, 1, 1, 1, 0))
+		r, d := fakeRing(0), decoder{}
+		b := framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 1, 1, 1, 0))
 		binary.NativeEndian.PutUint16(b[6:], length)
 		r.write(b)
 		if err := r.read(&d, 10, 1); err == nil {

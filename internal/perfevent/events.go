@@ -25,13 +25,17 @@ type event struct {
 	cpu  int
 }
 
-// attr is the configuration that all events share. See sampleFormat for the layout.
+// attr is the configuration that all events share. See decode.go for the layout of
+// the records that result.
 func (s *Session) attr(counter perf.SoftwareCounter) perf.Attr {
-	a := perf.Attr{
+	return perf.Attr{
 		Type:   perf.SoftwareEvent,
 		Config: uint64(counter),
 		SampleFormat: perf.SampleFormat{
-			Identifier: true, IP: true, Tid: true, Time: true, Addr: true,
+			IP: true, Tid: true, Time: true, Addr: true,
+			Identifier: s.decoder.sets != nil,
+			CPU:        counter != perf.MinorPageFaults,
+			Period:     counter == perf.MajorPageFaults,
 		},
 		ClockID: unix.CLOCK_MONOTONIC,
 		Options: perf.Options{
@@ -39,7 +43,6 @@ func (s *Session) attr(counter perf.SoftwareCounter) perf.Attr {
 			ExcludeKernel: s.userOnly, ExcludeHypervisor: s.userOnly,
 		},
 	}
-	return a
 }
 
 // openOwner opens the event that a CPU's ring belongs to. It never fires and is on a
@@ -94,7 +97,6 @@ func (s *Session) openSet(r *ring, id int, onExec bool) (err error) {
 		}
 		s.events = s.events[:first]
 	}()
-	set := s.sets
 	s.sets++
 	for i, counter := range s.counters() {
 		a := s.attr(counter)
@@ -125,11 +127,14 @@ func (s *Session) openSet(r *ring, id int, onExec bool) (err error) {
 		if err := ev.SetOutput(r.owner); err != nil {
 			return fmt.Errorf("directing a page-fault event to the ring of CPU %d: %w", r.cpu, err)
 		}
+		if s.decoder.sets == nil {
+			continue
+		}
 		evID, err := ev.ID()
 		if err != nil {
-			return err
+			return fmt.Errorf("reading the id of a page-fault event: %w", err)
 		}
-		s.decoder.sources[evID] = source{k, set}
+		s.decoder.sets[evID] = s.sets
 	}
 	return nil
 }

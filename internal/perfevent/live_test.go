@@ -2,12 +2,21 @@ package perfevent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime/debug"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
 )
 
 func setPanicOnFault() (undo func()) {
@@ -89,36 +98,527 @@ func count(faults []fault.Fault, keep func(*fault.Fault) bool) (n int) {
 	return n
 }
 
+// TestCommand counts a command from its exec on, exactly.
 func TestCommand(t *testing.T) {
 	const pages = 5000
 	s, reports, faults, c := run(t, Options{}, "touch", "5000")
 	r := reports[0]
-	if r.Min != pages {
-		t.Logf("the child counts %d faults for %d pages", r.Min, pages)
-	}
 	if got := count(faults, in(r)); got != pages {
 		t.Errorf("%d faults in the range, want %d", got, pages)
 	}
-	t.Logf("session %+v", s.Session())
-	t.Logf("counters %+v", c)
-	var timed, vma, pgoff int
+	if c.Seen != uint64(len(faults)) || c.Minor+c.Major != c.Seen || c.LostTotal() != 0 || c.Filtered != 0 {
+		t.Errorf("%d faults delivered, counters %+v", len(faults), c)
+	}
+	if info := s.Session(); info.Hook != "perf" || info.CPUs < 1 || info.PageSize != pageSize || !slices.Contains(info.Covers, "user") {
+		t.Errorf("session %+v", info)
+	}
+	var last uint64
+	for i := range faults {
+		f := &faults[i]
+		if f.End < last {
+			t.Fatalf("a fault at %d follows one at %d", f.End, last)
+		}
+		last = f.End
+		if !in(r)(f) {
+			continue
+		}
+		if !f.OK() || f.Major || f.Mode != fault.User || f.PID != uint32(r.PID) || f.TID != uint32(r.TID) {
+			t.Fatalf("fault %+v, child %+v", *f, r)
+		}
+		if !f.Is(fault.HasLatency|fault.HasLabel|fault.HasPgOff) || f.Latency <= 0 || f.VMA.Label != "[anon]" || f.PgOff != f.Address/pageSize {
+			t.Fatalf("fault %+v", *f)
+		}
+		if f.Is(fault.HasVMA) && (f.VMA.Start > r.Start || f.VMA.End < r.End) {
+			t.Fatalf("fault %+v of range %x-%x", *f, r.Start, r.End)
+		}
+	}
+}
+
+func TestNoEntries(t *testing.T) {
+	s, reports, faults, _ := run(t, Options{NoEntries: true}, "touch", "1000")
+	if got := count(faults, in(reports[0])); got != 1000 {
+		t.Errorf("%d faults in the range, want 1000", got)
+	}
+	if n := count(faults, func(f *fault.Fault) bool { return f.Is(fault.HasLatency) }); n != 0 {
+		t.Errorf("%d faults have a latency", n)
+	}
+	if info := s.Session(); !slices.Contains(info.Blind, "latency") || slices.Contains(info.Covers, "failed") {
+		t.Errorf("session %+v", info)
+	}
+}
+
+// TestExistingThreads attaches to a process that has threads already.
+func TestExistingThreads(t *testing.T) {
+	c := startChild(t, false, "wait", "200", "4")
+	if got := c.line(); got != "ready" {
+		t.Fatal(got)
+	}
+	s := open(t, Options{Filter: fault.Filter{PIDs: []uint32{uint32(c.pid())}, Children: true}})
+	reports, faults := finish(t, s, c)
+	if len(reports) != 4 {
+		t.Fatalf("%d reports", len(reports))
+	}
+	for _, r := range reports {
+		got := count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.PID == uint32(r.PID) && f.TID == uint32(r.TID) })
+		if got != 200 || r.TID == r.PID {
+			t.Errorf("thread %d of %d: %d faults, want 200", r.TID, r.PID, got)
+		}
+	}
+}
+
+// finish releases a child that waits and reads the session until the child ends.
+func finish(t *testing.T, s *Session, c *child) ([]report, []fault.Fault) {
+	t.Helper()
+	done := make(chan struct{})
+	var reports []report
+	go func() {
+		defer close(done)
+		c.release()
+		reports = c.wait()
+	}()
+	faults, _ := collect(t, s, done)
+	return reports, faults
+}
+
+// TestThread attaches to one thread of several.
+func TestThread(t *testing.T) {
+	c := startChild(t, false, "wait", "100", "3")
+	c.line()
+	tids, err := process.Threads(c.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var total int
+	// Which of the threads will touch is not known yet; try all with one session each.
+	var sessions []*Session
+	for _, tid := range tids {
+		sessions = append(sessions, open(t, Options{Filter: fault.Filter{TIDs: []uint32{uint32(tid)}}, BufferPages: 16}))
+	}
+	c.release()
+	reports := c.wait()
+	done := make(chan struct{})
+	close(done)
+	for i, s := range sessions {
+		faults, _ := collect(t, s, done)
+		for _, r := range reports {
+			got := count(faults, in(r))
+			if got != 0 && tids[i] != r.TID {
+				t.Errorf("thread %d: %d faults of thread %d", tids[i], got, r.TID)
+			}
+			total += got
+		}
+	}
+	if total != 300 {
+		t.Errorf("%d faults, want 300", total)
+	}
+}
+
+// TestThreadNames matches the names of threads and of the process.
+func TestThreadNames(t *testing.T) {
+	for _, test := range []struct {
+		comm string
+		want int
+	}{
+		{"pool-worker", 400},
+		{"exe", 400}, // the process's name, though the threads have another
+		{"nosuch", 0},
+	} {
+		opt := Options{Filter: fault.Filter{Comms: []string{test.comm}, Children: true}}
+		_, reports, faults, c := run(t, opt, "touch", "100", "4", "pool-worker")
+		var got int
+		for _, r := range reports {
+			got += count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.Comm.String() == "pool-worker" })
+		}
+		if got != test.want {
+			t.Errorf("%s: %d faults, want %d", test.comm, got, test.want)
+		}
+		if test.want == 0 && (c.Seen != 0 || c.Filtered < 400) {
+			t.Errorf("%s: counters %+v", test.comm, c)
+		}
+	}
+}
+
+func TestFamily(t *testing.T) {
+	for _, children := range []bool{true, false} {
+		_, reports, faults, c := run(t, Options{Filter: fault.Filter{Children: children}}, "family", "3", "300")
+		if len(reports) != 3 {
+			t.Fatalf("%d reports", len(reports))
+		}
+		for _, r := range reports {
+			want := 0
+			if children {
+				want = 300
+			}
+			got := count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.PID == uint32(r.PID) })
+			if got != want {
+				t.Errorf("children %v: %d faults of process %d, want %d", children, got, r.PID, want)
+			}
+		}
+		if !children && c.Filtered < 900 {
+			t.Errorf("%d faults filtered, want 900 at least", c.Filtered)
+		}
+	}
+}
+
+// TestMajor reads a file that is not in the page cache.
+func TestMajor(t *testing.T) {
+	const pages = 64
+	path := filepath.Join(t.TempDir(), "cold-file")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(make([]byte, (pages+1)*int(pageSize))); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	_, reports, faults, c := run(t, Options{}, "file", path)
+	r := reports[0]
+	if r.Maj == 0 {
+		t.Skipf("the file system of %s keeps the file in memory: no major fault can be had", path)
+	}
+	var major int
 	for i := range faults {
 		f := &faults[i]
 		if !in(r)(f) {
-			if i%50 == 0 {
-				t.Logf("%+v", *f)
-			}
 			continue
 		}
-		if f.Is(fault.HasLatency) {
-			timed++
+		if f.Major {
+			major++
 		}
-		if f.Is(fault.HasVMA) {
-			vma++
-		}
-		if f.Is(fault.HasPgOff) {
-			pgoff++
+		// The file is mapped from its second page on.
+		if want := (f.Address-r.Start)/pageSize + 1; f.PgOff != want || f.VMA.Label != "cold-file" {
+			t.Errorf("page offset %d in %q, want %d", f.PgOff, f.VMA.Label, want)
 		}
 	}
-	t.Log("timed", timed, "vma", vma, "pgoff", pgoff)
+	if major != int(r.Maj) || c.Major < uint64(major) {
+		t.Errorf("%d major faults in the range, the child counts %d, counters %+v", major, r.Maj, c)
+	}
+	only := true
+	_, reports, faults, c = run(t, Options{Filter: fault.Filter{Major: &only}}, "file", path)
+	if got := count(faults, in(reports[0])); got != int(reports[0].Maj) || c.Minor != 0 || c.Filtered == 0 {
+		t.Errorf("%d major faults, the child counts %d, counters %+v", got, reports[0].Maj, c)
+	}
+}
+
+// TestKernelMode counts faults that read(2) takes on a fresh buffer.
+func TestKernelMode(t *testing.T) {
+	const pages = 256
+	s, reports, faults, _ := run(t, Options{}, "read", "256")
+	want := pages
+	if s.userOnly {
+		want = 0
+		if slices.Contains(s.Session().Covers, "kernel") {
+			t.Errorf("covers %v", s.Session().Covers)
+		}
+	}
+	got := count(faults, func(f *fault.Fault) bool { return in(reports[0])(f) && f.Mode == fault.Kernel })
+	if got != want {
+		t.Errorf("%d faults in kernel mode, want %d", got, want)
+	}
+}
+
+// TestFailed counts accesses that end in a signal.
+func TestFailed(t *testing.T) {
+	_, reports, faults, c := run(t, Options{}, "bad", "20")
+	got := count(faults, func(f *fault.Fault) bool { return in(reports[0])(f) && !f.Is(fault.HasResult) && !f.Is(fault.HasMajor) })
+	if got != 20 {
+		t.Errorf("%d failed faults, want 20", got)
+	}
+	if c.Seen != c.Minor+c.Major+20 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+// TestLost compares a session whose reader sleeps with one that loses nothing.
+func TestLost(t *testing.T) {
+	c := startChild(t, true, "touch", "20000")
+	full := open(t, Options{CommandPID: c.pid()})
+	small := open(t, Options{CommandPID: c.pid(), BufferPages: 4})
+	done := make(chan struct{})
+	var reports []report
+	go func() {
+		defer close(done)
+		c.release()
+		reports = c.wait()
+	}()
+	_, truth := collect(t, full, done)
+	faults, got := collect(t, small, done)
+	if truth.LostTotal() != 0 {
+		t.Fatalf("the control lost faults: %+v", truth)
+	}
+	if got.LostTotal() == 0 {
+		t.Fatalf("nothing was lost: %+v", got)
+	}
+	if got.Minor+got.Major+got.LostTotal() != truth.Minor+truth.Major {
+		t.Errorf("seen %d + lost %d, want %d", got.Seen, got.LostTotal(), truth.Seen)
+	}
+	if len(faults) == 0 || len(reports) != 1 {
+		t.Errorf("%d faults, %d reports", len(faults), len(reports))
+	}
+	if n := count(faults, func(f *fault.Fault) bool { return !f.Is(fault.HasResult) }); n > 0 {
+		t.Errorf("%d faults were called failed because records are missing", n)
+	}
+}
+
+func TestSampleAndRange(t *testing.T) {
+	c := startChild(t, false, "wait", "1000", "1")
+	c.line()
+	pid := []uint32{uint32(c.pid())}
+	sampled := open(t, Options{Filter: fault.Filter{PIDs: pid}, Sample: 10, BufferPages: 64})
+	whole := open(t, Options{Filter: fault.Filter{PIDs: pid}, BufferPages: 64})
+	done := make(chan struct{})
+	close(done)
+	c.release()
+	r := c.wait()[0]
+	all, total := collect(t, whole, done)
+	some, counters := collect(t, sampled, done)
+	if counters.Seen != total.Seen || len(some) != (len(all)+9)/10 {
+		t.Errorf("%d of %d faults kept, counters %+v and %+v", len(some), len(all), counters, total)
+	}
+	if got := count(all, in(r)); got != 1000 {
+		t.Errorf("%d faults in the range, want 1000", got)
+	}
+}
+
+// TestCPUComesOnline takes away a CPU's events and waits for them to come back, as
+// they do when a CPU comes online.
+func TestCPUComesOnline(t *testing.T) {
+	c := startChild(t, false, "wait", "500", "4")
+	c.line()
+	s := open(t, Options{Filter: fault.Filter{PIDs: []uint32{uint32(c.pid())}}})
+	last := len(s.rings) - 1
+	gone := s.rings[last]
+	s.rings = s.rings[:last]
+	if err := s.retire(gone.cpu); err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.close(); err != nil {
+		t.Fatal(err)
+	}
+	s.nextCPUs = 0
+	if _, err := s.Next(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.rings) != last+1 {
+		t.Fatalf("%d rings, want %d", len(s.rings), last+1)
+	}
+	reports, faults := finish(t, s, c)
+	for _, r := range reports {
+		if got := count(faults, in(r)); got != 500 {
+			t.Errorf("%d faults of thread %d, want 500", got, r.TID)
+		}
+	}
+}
+
+func TestNextReturns(t *testing.T) {
+	c := startChild(t, true, "touch", "10")
+	s := open(t, Options{CommandPID: c.pid()})
+	begin := time.Now()
+	if b, err := s.Next(context.Background()); err != nil || len(b.Faults) != 0 {
+		t.Errorf("got %+v, %v before anything has happened", b, err)
+	}
+	if d := time.Since(begin); d > time.Second {
+		t.Errorf("Next took %v", d)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := s.Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancel: %v", err)
+	}
+}
+
+func TestNoSuchTask(t *testing.T) {
+	for _, flt := range []fault.Filter{{PIDs: []uint32{1<<22 + 1}}, {TIDs: []uint32{1<<22 + 1}}} {
+		if _, err := Open(Options{Filter: flt}); err == nil || !strings.Contains(err.Error(), "check the id") {
+			t.Errorf("%+v: %v", flt, err)
+		}
+	}
+	if _, err := Open(Options{Filter: fault.Filter{Cgroup: "/proc"}}); err == nil || !strings.Contains(err.Error(), "cgroup") {
+		t.Errorf("cgroup: %v", err)
+	}
+}
+
+// TestDescriptors opens and closes sessions and counts what is left.
+func TestDescriptors(t *testing.T) {
+	open := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	before := open()
+	self := []uint32{uint32(os.Getpid())}
+	for range 3 {
+		s, err := Open(Options{Filter: fault.Filter{PIDs: self, Self: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(Options{Filter: fault.Filter{PIDs: []uint32{self[0], 1<<22 + 1}}}); err == nil {
+			t.Fatal("attached to a process that cannot be")
+		}
+	}
+	if after := open(); after != before {
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+}
+
+// TestSystemWide chooses among all processes by name, user and cgroup.
+func TestSystemWide(t *testing.T) {
+	if paranoid, err := readInt(paranoidFile); os.Geteuid() != 0 && (err != nil || paranoid > 0) {
+		t.Skip("watching all processes needs root or perf_event_paranoid 0 or less")
+	}
+	uid := uint32(65534)
+	one := copyProgram(t, "fault_sampler_x_one")
+	two := copyProgram(t, "fault_sampler_x_two")
+	group := makeCgroup(t)
+	for _, test := range []struct {
+		name string
+		flt  fault.Filter
+		want [3]int // faults of: one, two as another user, two in a cgroup
+	}{
+		{"long name", fault.Filter{Comms: []string{"fault_sampler_x_one"}}, [3]int{300, 0, 0}},
+		{"short name", fault.Filter{Comms: []string{"fault_sampler"}}, [3]int{300, 300, 300}},
+		{"user", fault.Filter{UID: &uid}, [3]int{0, 300, 0}},
+		{"cgroup", fault.Filter{Cgroup: group}, [3]int{0, 0, 300}},
+		{"cgroup and user", fault.Filter{Cgroup: group, UID: &uid}, [3]int{0, 0, 0}},
+	} {
+		if test.flt.Cgroup != "" && group == "" {
+			t.Log("no writable cgroup v2 is mounted: left out", test.name)
+			continue
+		}
+		s := open(t, Options{Filter: test.flt})
+		done := make(chan struct{})
+		var got [3]report
+		go func() {
+			defer close(done)
+			got[0] = runProgram(t, one, 0, "")
+			got[1] = runProgram(t, two, uid, "")
+			got[2] = runProgram(t, two, 0, group)
+		}()
+		faults, c := collect(t, s, done)
+		for i, r := range got {
+			if n := count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.PID == uint32(r.PID) }); n != test.want[i] {
+				t.Errorf("%s: %d faults of program %d, want %d", test.name, n, i, test.want[i])
+			}
+		}
+		if c.LostTotal() != 0 {
+			t.Errorf("%s: counters %+v", test.name, c)
+		}
+	}
+}
+
+// copyProgram copies this program to a name of its own, for all users.
+func copyProgram(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(testProgram(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "perfevent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, name)
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, b, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// makeCgroup makes a cgroup v2, or returns "".
+func makeCgroup(t *testing.T) string {
+	t.Helper()
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := process.CgroupOf(mount); err != nil {
+			continue
+		}
+		dir, err := os.MkdirTemp(mount, "perfevent-test-")
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() { os.Remove(dir) })
+		return dir
+	}
+	return ""
+}
+
+// runProgram lets a copy of this program touch 300 pages.
+func runProgram(t *testing.T, path string, uid uint32, cgroup string) (r report) {
+	cmd := exec.Command(path, "300")
+	cmd.Env = append(os.Environ(), childEnv+"=touch")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if uid != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	}
+	if cgroup != "" {
+		dir, err := os.Open(cgroup)
+		if err != nil {
+			t.Error(err)
+			return r
+		}
+		defer dir.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	}
+	b, err := cmd.Output()
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return r
+}
+
+// TestUnprivileged runs the tests above as an ordinary user.
+func TestUnprivileged(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user; as an ordinary user all other tests are this one")
+	}
+	if paranoid, err := readInt(paranoidFile); err != nil || paranoid > 2 {
+		t.Skipf("perf_event_paranoid is %d (%v): ordinary users may not use perf events", paranoid, err)
+	}
+	const nobody = 65534
+	program := copyProgram(t, "perfevent.test")
+	dir := filepath.Dir(program)
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "-test.run", "Test(Command|NoEntries|Existing|Thread|Family|Major|Kernel|Failed|Lost|Sample|CPU|Next|NoSuch|Refused|Descriptors)")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "HOME="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("as user nobody: %v\n%s", err, b)
+	}
+}
+
+// TestRefused asks for what an ordinary user may not have.
+func TestRefused(t *testing.T) {
+	paranoid, err := readInt(paranoidFile)
+	if os.Geteuid() == 0 || err != nil || paranoid < 2 {
+		t.Skip("nothing is refused to root or at perf_event_paranoid below 2; TestUnprivileged runs this")
+	}
+	kernel := fault.Kernel
+	for _, test := range []struct {
+		flt  fault.Filter
+		want string
+	}{
+		{fault.Filter{}, "watching all processes needs 0 or less"},
+		{fault.Filter{PIDs: []uint32{1}}, "belongs to another user"},
+		{fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Mode: &kernel}, "kernel mode"},
+	} {
+		if _, err := Open(Options{Filter: test.flt}); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: %v, want %q", test.flt, err, test.want)
+		}
+	}
 }

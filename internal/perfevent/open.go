@@ -96,7 +96,6 @@ func newSession(opt Options) *Session {
 	s := &Session{
 		opt:      opt,
 		self:     uint32(os.Getpid()),
-		decoder:  decoder{sources: map[uint64]source{}},
 		readProc: process.ProcIsOurs(),
 		hostIDs:  process.InInitialNamespace(),
 		onlyTIDs: map[uint32]bool{},
@@ -105,6 +104,9 @@ func newSession(opt Options) *Session {
 	s.tasks = newTasks(s.readProc, list, flt.Children)
 	for _, tid := range flt.TIDs {
 		s.onlyTIDs[tid] = true
+	}
+	if len(flt.PIDs) > 0 {
+		s.decoder.sets = map[uint64]uint32{}
 	}
 	// Threads that are asked for by their own id do not stand for those they start.
 	s.inherit = len(flt.TIDs) == 0

@@ -30,7 +30,7 @@ func (p *pairing) lost(until uint64) {
 // begin notes the beginning of a fault and returns what became of the one before.
 func (p *pairing) begin(t *task, rec *record, late bool) (before flight) {
 	before = p.end(t)
-	t.flight = flight{record: *rec, up: true, sure: !late && rec.time > p.lossy}
+	t.flight = flight{record: *rec, up: true, sure: !late && !rec.askew && rec.time > p.lossy}
 	return before
 }
 
@@ -55,7 +55,7 @@ func (p *pairing) complete(t *task, rec *record) (latency time.Duration, timed b
 		return 0, false, p.end(t)
 	}
 	t.flight.up = false
-	if !f.sure || f.time <= p.lossy || rec.time < f.time {
+	if !f.sure || f.time <= p.lossy || rec.askew || rec.time < f.time {
 		return 0, false, flight{}
 	}
 	return time.Duration(rec.time - f.time), true, flight{}

@@ -124,17 +124,21 @@ func TestPairing(t *testing.T) {
 func TestDuplicate(t *testing.T) {
 	var tk task
 	for i, test := range []struct {
+		time     uint64
 		cpu, set uint32
 		want     bool
 	}{
-		{0, 5, false},
-		{0, 6, true}, // a second event for the same thread
-		{0, 5, false},
-		{1, 6, false}, // another CPU has its own events
-		{1, 5, true},
-		{0, 5, false},
+		{10, 0, 5, false},
+		{11, 0, 6, true}, // a second event for the same thread
+		{20, 0, 5, false},
+		{30, 1, 6, false}, // another CPU has its own events
+		{31, 1, 5, true},
+		{40, 0, 5, false},
+		{50, 0, 0, false}, // ids of another program
+		{50, 0, 0, true},
+		{60, 0, 0, false},
 	} {
-		if got := tk.duplicate(&record{kind: minor, cpu: test.cpu, set: test.set}); got != test.want {
+		if got := tk.duplicate(&record{kind: minor, time: test.time, cpu: test.cpu, set: test.set}); got != test.want {
 			t.Errorf("step %d: %v", i, got)
 		}
 	}

@@ -71,6 +71,9 @@ func (r *ring) read(d *decoder, limit int, now uint64) error {
 	tail := atomic.LoadUint64(&r.meta.Data_tail)
 	size := uint64(len(r.data))
 	full := head-tail+fullMargin > size
+	// No record can be from outside this time. One that claims to be has got its time
+	// from another clock, see decode.go.
+	earliest, latest := r.through-min(r.through, settle), process.Now()
 	for ; tail < head && limit > 0; limit-- {
 		b, typ, misc, err := r.record(tail, head)
 		if err != nil {
@@ -90,10 +93,13 @@ func (r *ring) read(d *decoder, limit int, now uint64) error {
 			continue
 		}
 		rec.cpu = uint32(r.cpu)
-		if rec.kind == loss {
+		switch {
+		case rec.kind == loss:
 			// What is missing was dropped after the record before this one.
 			rec.time = r.last
-		} else {
+		case rec.time < earliest || rec.time > latest:
+			rec.time, rec.askew = max(earliest, r.last), true
+		default:
 			r.last = max(r.last, rec.time)
 		}
 	}

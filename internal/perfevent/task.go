@@ -11,25 +11,30 @@ type task struct {
 	proc     *proc
 	innerTID uint32
 	flight   flight
-	// from is, for each kind of sample, the event set that delivers this thread's
-	// faults on the CPU where it runs. Where threads are started while a process is
-	// being attached to, one can be in two sets.
-	from [sampleKinds]delivery
+	// from is, for each kind of sample, where the last one came from.
+	from [sampleKinds]origin
 }
 
-type delivery struct {
+// origin is the event of a sample, and when.
+type origin struct {
 	cpu, set uint32
-	known    bool
+	time     uint64
 }
 
-// duplicate reports whether another event has delivered the same sample.
+// duplicate reports whether another event has delivered the same sample: where threads
+// are started while a process is being attached to, one can have two sets of events.
+// One set delivers all samples of a thread for as long as it stays on a CPU; where
+// ids are not reliable (see decode.go) the samples have the very same time instead.
 func (t *task) duplicate(rec *record) bool {
-	d := &t.from[rec.kind]
-	if !d.known || d.cpu != rec.cpu {
-		*d = delivery{rec.cpu, rec.set, true}
-		return false
+	o := &t.from[rec.kind]
+	if rec.time == o.time && !rec.askew {
+		return true
 	}
-	return d.set != rec.set
+	if rec.set != 0 && rec.set != o.set && rec.cpu == o.cpu && o.set != 0 {
+		return true
+	}
+	*o = origin{rec.cpu, rec.set, rec.time}
+	return false
 }
 
 // proc is a process.
@@ -112,7 +117,7 @@ func newTasks(readProc bool, list map[uint32]bool, children bool) *tasks {
 // events were; what can be known of it is in /proc.
 func (t *tasks) get(pid, tid uint32) *task {
 	if tid == 0 {
-		t.nobody.flight = flight{}
+		t.nobody = task{proc: t.nobody.proc}
 		return &t.nobody
 	}
 	if th := t.threads[tid]; th != nil && th.proc.pid == pid {

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"faultsnoop/internal/kernel"
+)
+
+// diagnosis is what doctor has found, in the shape of its JSON.
+type diagnosis struct {
+	Kernel string       `json:"kernel"`
+	Arch   string       `json:"arch"`
+	Checks []check      `json:"checks"`
+	Hooks  []hookReport `json:"hooks"`
+	// Use is the hook that a trace would choose, empty if none works.
+	Use    string `json:"use"`
+	Reason string `json:"reason"`
+}
+
+// check is one prerequisite: what was found and what follows from it.
+type check struct {
+	Name    string `json:"name"`
+	OK      bool   `json:"ok"`
+	Found   string `json:"found"`
+	Follows string `json:"follows"`
+	Remedy  string `json:"remedy,omitempty"`
+}
+
+// hookReport is whether a hook works, proven by a fault of the tool's own.
+type hookReport struct {
+	Hook string `json:"hook"`
+	OK   bool   `json:"ok"`
+	// SelfTest is "passed", "not run" or what differed.
+	SelfTest string   `json:"self_test"`
+	Why      string   `json:"why"`
+	Remedy   string   `json:"remedy,omitempty"`
+	Covers   []string `json:"covers,omitempty"`
+	Blind    []string `json:"blind,omitempty"`
+}
+
+func newDoctorCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what works here, what does not, and the remedy",
+		Long: `Looks at everything that tracing needs: kernel, BTF, hooks, privileges, limits.
+Then each hook that could work is proven by a page fault of the tool's own.
+Exits with 0 when some hook works.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d := diagnose()
+			if err := d.print(cmd.OutOrStdout(), asJSON); err != nil {
+				return err
+			}
+			if d.Use == "" {
+				return errors.New("examining this machine: no hook works here; the remedies are above")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+func diagnose() diagnosis {
+	f, sys := kernel.Probe()
+	d := diagnosis{Kernel: sys.Release, Arch: sys.Arch, Checks: checks(&f, &sys)}
+	for _, v := range f.Verdicts() {
+		h := hookReport{Hook: string(v.Hook), SelfTest: "not run", Why: v.Found, Remedy: v.Remedy}
+		if v.OK {
+			proveHook(&h)
+		}
+		if h.OK && d.Use == "" {
+			d.Use = h.Hook
+		}
+		d.Hooks = append(d.Hooks, h)
+	}
+	d.Reason = whyUsed(&d)
+	return d
+}
+
+// proveHook opens the hook for the tool's own process, which includes its self-test.
+func proveHook(h *hookReport) {
+	o := sourceOptions{Hook: h.Hook, Buffer: 1 << 16}
+	o.Filter.PIDs = []uint32{selfPID()}
+	o.Filter.Self = true
+	src, err := openSource(o, quiet())
+	if err != nil {
+		h.SelfTest = err.Error()
+		return
+	}
+	h.OK, h.SelfTest = true, "passed"
+	h.Covers, h.Blind = src.Session().Covers, src.Session().Blind
+	if err := src.Close(); err != nil {
+		h.SelfTest = "passed, but closing it: " + err.Error()
+	}
+}
+
+func whyUsed(d *diagnosis) string {
+	for _, h := range d.Hooks {
+		if h.Hook != d.Use {
+			continue
+		}
+		if h.Hook == d.Hooks[0].Hook {
+			return "the best hook works"
+		}
+		return "the best hook that works"
+	}
+	return "no hook works"
+}
+
+// checks lists the prerequisites in the order in which a reader would ask.
+func checks(f *kernel.Features, sys *kernel.System) []check {
+	from := func(name string, s kernel.Support, with, without string) check {
+		c := check{Name: name, OK: s.OK, Found: s.Found, Follows: with, Remedy: s.Remedy}
+		if !s.OK {
+			c.Follows = without
+		}
+		return c
+	}
+	list := []check{
+		kernelCheck(sys),
+		from("bpf", f.BPF, "programs can be loaded", "only hook perf can work"),
+		from("btf", f.BTF, "kernel types are known", "only hook perf can work"),
+		{Name: "arguments", OK: f.ArgsFrom == "BTF", Found: "handle_mm_fault: positions from " + f.ArgsFrom, Follows: "the self-test proves them"},
+		{Name: "fault flags", OK: f.FlagsFrom == "BTF", Found: fmt.Sprintf("%d names from %s", len(f.FaultFlags), f.FlagsFrom), Follows: "unknown bits are shown as hex"},
+	}
+	if f.BPF.OK {
+		list = append(list,
+			from("ring buffer", f.RingBuffer, "records keep their order", "only hook perf can work"),
+			from("safe fexit", f.SafeFexit, "hook fentry is allowed", "hook fentry is not used"),
+			from("trampolines", f.Trampolines, "hook fentry can work", "hook fentry cannot work"),
+			from("kprobes", f.Kprobes, "hook kprobe can work", "hook kprobe cannot work"),
+			from("tracepoints", f.Tracepoints, "hook tracepoint can work", "hook tracepoint cannot work"),
+			from("perf programs", f.PerfBPF, "hook tracepoint hears of completions", "hook tracepoint cannot work"),
+			yesNo("task storage", f.TaskStorage, "a fault in flight is kept with its thread", "a fault in flight is kept in a hash, bounded to 32,768 threads"),
+		)
+	}
+	return append(list,
+		from("perf events, own", f.PerfOwn, "hook perf works for own processes", "hook perf cannot work"),
+		from("perf events, all", f.PerfAll, "hook perf works for all processes", "hook perf works for own processes only"),
+		paranoidCheck(sys), lockdownCheck(sys), capsCheck(sys), memlockCheck(sys), tracefsCheck(f, sys), placeCheck(sys),
+	)
+}
+
+func yesNo(name string, ok bool, with, without string) check {
+	if ok {
+		return check{Name: name, OK: true, Found: "yes", Follows: with}
+	}
+	return check{Name: name, Found: "no", Follows: without}
+}
+
+func (d *diagnosis) print(w io.Writer, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetEscapeHTML(false)
+		return e.Encode(d)
+	}
+	fmt.Fprintf(w, "kernel %s, %s\n\n", d.Kernel, d.Arch)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, c := range d.Checks {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", mark(c.OK), c.Name, c.Found)
+		fmt.Fprintf(t, "\t\t-> %s\n", c.Follows)
+		if c.Remedy != "" && !c.OK {
+			fmt.Fprintf(t, "\t\tremedy: %s\n", c.Remedy)
+		}
+	}
+	fmt.Fprintln(t)
+	for _, h := range d.Hooks {
+		if h.OK {
+			fmt.Fprintf(t, "%s\thook %s\tself-test passed\n", mark(true), h.Hook)
+			continue
+		}
+		fmt.Fprintf(t, "%s\thook %s\t%s\n", mark(false), h.Hook, h.Why)
+		if h.SelfTest != "not run" {
+			fmt.Fprintf(t, "\t\tself-test: %s\n", h.SelfTest)
+		}
+		if h.Remedy != "" {
+			fmt.Fprintf(t, "\t\tremedy: %s\n", h.Remedy)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if d.Use == "" {
+		fmt.Fprintf(w, "\nno hook works here\n")
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\ntrace would use hook %s: %s\n", d.Use, d.Reason)
+	return err
+}
+
+func mark(ok bool) string {
+	if ok {
+		return "ok"
+	}
+	return "--"
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"strings"
+
+	"github.com/docker/go-units"
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/kernel"
+)
+
+func selfPID() uint32 { return uint32(os.Getpid()) }
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+func kernelCheck(sys *kernel.System) check {
+	var major, minor int
+	_, err := fmt.Sscanf(sys.Release, "%d.%d", &major, &minor)
+	c := check{Name: "kernel", Found: sys.Release, OK: err == nil && (major > 5 || major == 5 && minor >= 10)}
+	c.Follows = "supported"
+	if !c.OK {
+		c.Follows = "not tested on kernels before 5.10; the self-test decides"
+	}
+	return c
+}
+
+func paranoidCheck(sys *kernel.System) check {
+	c := check{Name: "perf_event_paranoid", Found: "cannot be read", Follows: "hook perf may be refused"}
+	if sys.PerfParanoid == nil {
+		return c
+	}
+	v := *sys.PerfParanoid
+	c.Found, c.OK = fmt.Sprint(v), v <= 2
+	switch {
+	case v <= 0:
+		c.Follows = "anyone may trace all processes by hook perf"
+	case v == 1:
+		c.Follows = "anyone may trace own processes by hook perf, kernel mode included"
+	case v == 2:
+		c.Follows = "anyone may trace own processes by hook perf, user mode only"
+	default:
+		c.Follows = "hook perf needs privilege"
+		c.Remedy = "sysctl kernel.perf_event_paranoid=2"
+	}
+	return c
+}
+
+func lockdownCheck(sys *kernel.System) check {
+	switch sys.Lockdown {
+	case "":
+		return check{Name: "lockdown", OK: true, Found: "not visible (securityfs is not mounted or the kernel has none)", Follows: "unknown; what it forbids shows in the checks above"}
+	case "none":
+		return check{Name: "lockdown", OK: true, Found: "none", Follows: "nothing is forbidden"}
+	case "integrity":
+		return check{Name: "lockdown", OK: true, Found: "integrity", Follows: "BPF may read kernel memory"}
+	}
+	return check{
+		Name: "lockdown", Found: sys.Lockdown, Follows: "BPF may not read kernel memory: only hook perf can work",
+		Remedy: "boot with lockdown=integrity or none",
+	}
+}
+
+var capNames = []struct {
+	name string
+	bit  int
+}{
+	{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN},
+	{"CAP_BPF", unix.CAP_BPF},
+	{"CAP_PERFMON", unix.CAP_PERFMON},
+	{"CAP_SYS_RESOURCE", unix.CAP_SYS_RESOURCE},
+}
+
+func capsCheck(sys *kernel.System) check {
+	var have []string
+	for _, c := range capNames {
+		if sys.HasCap(c.bit) {
+			have = append(have, c.name)
+		}
+	}
+	c := check{
+		Name: "capabilities", Found: strings.Join(have, " "),
+		OK: sys.HasCap(unix.CAP_SYS_ADMIN) || sys.HasCap(unix.CAP_BPF) && sys.HasCap(unix.CAP_PERFMON),
+	}
+	if c.Found == "" {
+		c.Found = "none of those that matter"
+	}
+	c.Follows = "BPF hooks are permitted"
+	if !c.OK {
+		c.Follows = "only hook perf, for own processes"
+		c.Remedy = "run as root, or with CAP_BPF and CAP_PERFMON"
+	}
+	return c
+}
+
+func memlockCheck(sys *kernel.System) check {
+	limit := "unlimited"
+	if sys.Memlock != math.MaxUint64 {
+		limit = units.BytesSize(float64(sys.Memlock))
+	}
+	return check{
+		Name: "memlock", OK: true, Found: limit,
+		Follows: "does not limit BPF since Linux 5.11; bounds the buffers of hook perf without privilege",
+	}
+}
+
+func tracefsCheck(f *kernel.Features, sys *kernel.System) check {
+	c := check{Name: "tracefs", OK: sys.Tracefs != "", Found: sys.Tracefs, Follows: "hook kprobe can ask for enough return probes"}
+	if c.OK {
+		return c
+	}
+	c.Found = "not mounted"
+	c.Follows = "not needed"
+	if f.Kprobes.OK {
+		c.Follows = "hook kprobe may miss returns under load; those records have no latency"
+		c.Remedy = "mount -t tracefs nodev /sys/kernel/tracing"
+	}
+	return c
+}
+
+func placeCheck(sys *kernel.System) check {
+	switch {
+	case sys.WSL:
+		return check{Name: "place", OK: true, Found: "Windows Subsystem for Linux", Follows: "its kernel decides; see the checks above"}
+	case sys.Container == "pid namespace":
+		return check{Name: "place", OK: true, Found: "a pid namespace", Follows: "pids are those of this namespace; processes outside are shown with pid 0"}
+	case sys.Container != "":
+		return check{Name: "place", OK: true, Found: "a container (" + sys.Container + ")", Follows: "its runtime may withhold capabilities and system calls; see the checks above"}
+	}
+	return check{Name: "place", OK: true, Found: "no container seen", Follows: "pids are those of the host"}
+}

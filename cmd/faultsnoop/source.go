@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/kernel"
+	"faultsnoop/internal/perfevent"
+)
+
+// sourceOptions says what to trace and how to hear of it.
+type sourceOptions struct {
+	Filter fault.Filter
+	Sample uint64
+	// Hook insists on one hook; empty chooses the best that works.
+	Hook string
+	// CommandPID is the stopped child that will become Command, 0 for none.
+	CommandPID int
+	Command    []string
+	// Buffer is the size of the ring buffer in bytes, 0 for the default.
+	Buffer int
+}
+
+// openSource opens the best hook that works, or the one insisted on. A hook that
+// was promising and failed is reported to log before the next one is tried.
+func openSource(o sourceOptions, log *slog.Logger) (source, error) {
+	features, _ := kernel.Probe()
+	opt := kernel.Options{
+		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
+		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: o.Buffer,
+	}
+	plans, err := features.Plans(opt)
+	if err != nil {
+		return nil, err
+	}
+	var rejected []string
+	for _, v := range features.Verdicts() {
+		if v.Hook == plans[0].Hook {
+			break
+		}
+		rejected = append(rejected, fmt.Sprintf("%s: %s", v.Hook, v.Found))
+	}
+	for i, plan := range plans {
+		src, err := openPlan(plan, opt, o)
+		if err == nil {
+			src.Session().Reason = reason(o.Hook, rejected)
+			if o.Hook == "" && len(rejected) > 0 {
+				log.Info(fmt.Sprintf("using hook %s, because of %s", plan.Hook, strings.Join(rejected, "; ")))
+			}
+			return src, nil
+		}
+		if i == len(plans)-1 {
+			return nil, err
+		}
+		log.Warn(fmt.Sprintf("%v; trying hook %s", err, plans[i+1].Hook))
+		rejected = append(rejected, fmt.Sprintf("%s: %v", plan.Hook, err))
+	}
+	return nil, fmt.Errorf("choosing a hook: none works here; see faultsnoop doctor")
+}
+
+func openPlan(plan kernel.Plan, opt kernel.Options, o sourceOptions) (source, error) {
+	if plan.Hook != kernel.Perf {
+		return kernel.Open(plan, opt)
+	}
+	return perfevent.Open(perfevent.Options{
+		Filter: o.Filter, Sample: o.Sample, CommandPID: o.CommandPID, Command: o.Command,
+	})
+}
+
+func reason(insisted string, rejected []string) string {
+	switch {
+	case insisted != "":
+		return "asked for"
+	case len(rejected) == 0:
+		return "the best hook works here"
+	}
+	return strings.Join(rejected, "; ")
+}
