@@ -75,6 +75,12 @@ func runChild(job string, args []string) error {
 			}
 		}
 		return nil
+	case "namespace": // the program "wait" as process 1 of a pid namespace
+		cmd := exec.Command("/proc/self/exe", args...)
+		cmd.Env = append(os.Environ(), childEnv+"=wait")
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+		return cmd.Run()
 	case "file": // PATH: major faults from a cold file
 		return touchFile(args[0])
 	case "read": // PAGES filled by the kernel

@@ -45,7 +45,8 @@ type record struct {
 type side struct {
 	parentPID, parentTID uint32 // forked
 	comm                 fault.Comm
-	exec                 bool // renamed: by exec
+	exec                 bool                   // renamed: by exec
+	status               cached[process.Status] // renamed by exec: who the process was soon after, if asked for
 	mapping              process.Mapping
 	until                uint64 // loss: when it was over; record.time is when it began at the earliest
 }

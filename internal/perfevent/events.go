@@ -51,8 +51,13 @@ func (s *Session) attr(counter perf.SoftwareCounter) perf.Attr {
 func (s *Session) openOwner(cpu int) (*perf.Event, error) {
 	a := s.attr(perf.Dummy)
 	a.Options.ExcludeKernel, a.Options.ExcludeHypervisor = true, true
-	// Wake the reader long before the ring is full.
-	a.SetWakeupWatermark(uint32(pageSize) << s.order / 8)
+	// Wake the reader long before the ring is full, and when who a process is must be
+	// read while it lives, soon after it has started.
+	watermark := uint32(pageSize) << s.order / 8
+	if s.opt.Filter.UID != nil || s.cgroup != "" {
+		watermark = min(watermark, 4096)
+	}
+	a.SetWakeupWatermark(watermark)
 	return perf.Open(&a, os.Getpid(), cpu, nil)
 }
 

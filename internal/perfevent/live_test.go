@@ -4,16 +4,20 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/process"
@@ -577,6 +581,74 @@ func runProgram(t *testing.T, path string, uid uint32, cgroup string) (r report)
 		t.Error(err)
 	}
 	return r
+}
+
+// TestInnerIDs watches a process in a pid namespace of its own from outside.
+func TestInnerIDs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making a pid namespace needs root")
+	}
+	c := startChild(t, false, "wait", "100", "2")
+	if c.line() != "ready" {
+		t.Fatal("not ready")
+	}
+	if n := count(attachAndFinish(t, c), func(f *fault.Fault) bool { return f.Is(fault.HasInnerIDs) }); n != 0 {
+		t.Errorf("%d faults have inner ids though there is no inner namespace", n)
+	}
+	c = startChild(t, false, "namespace", "100", "2")
+	if c.line() != "ready" {
+		t.Fatal("not ready")
+	}
+	faults := attachAndFinish(t, c)
+	n := count(faults, func(f *fault.Fault) bool {
+		return f.Is(fault.HasInnerIDs) && f.InnerPID == 1 && f.InnerTID != f.TID && f.PID != 1
+	})
+	if n < 200 {
+		t.Errorf("%d faults of process 1 in its namespace, want 200 at least", n)
+	}
+}
+
+// attachAndFinish attaches to the process that prints that it is ready, which may be
+// the child's child.
+func attachAndFinish(t *testing.T, c *child) []fault.Fault {
+	t.Helper()
+	pids := []uint32{uint32(c.pid())}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", c.pid(), c.pid()))
+	if err == nil {
+		for _, field := range strings.Fields(string(b)) {
+			pid, _ := strconv.Atoi(field)
+			pids = append(pids, uint32(pid))
+		}
+	}
+	s := open(t, Options{Filter: fault.Filter{PIDs: pids}})
+	_, faults := finish(t, s, c)
+	return faults
+}
+
+// TestForeignProc works in a pid namespace whose /proc is that of another.
+func TestForeignProc(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making a pid namespace needs root")
+	}
+	cmd := exec.Command(testProgram(t), "-test.run", "Test(Command|Family|Kernel|Failed|OwnIDsOnly)$")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("with a foreign /proc: %v\n%s", err, b)
+	}
+}
+
+// TestOwnIDsOnly is run by TestForeignProc.
+func TestOwnIDsOnly(t *testing.T) {
+	if process.ProcIsOurs() {
+		t.Skip("/proc shows our own pids; TestForeignProc runs this")
+	}
+	_, _, faults, _ := run(t, Options{}, "touch", "10")
+	if n := count(faults, func(f *fault.Fault) bool { return f.Is(fault.HasIDs) || f.Is(fault.HasInnerIDs) }); n != 0 {
+		t.Errorf("%d faults have ids that cannot be known", n)
+	}
+	if _, err := Open(Options{Filter: fault.Filter{PIDs: []uint32{1}}}); err == nil || !strings.Contains(err.Error(), "--mount-proc") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // TestUnprivileged runs the tests above as an ordinary user.

@@ -60,6 +60,28 @@ func (s *Session) hasUID(p *proc, uid uint32) bool {
 	return ok && st.UID == uid
 }
 
+// learnUsers reads the users of processes that have just begun a program, before they
+// may end. Whoever starts a program for another user changes the user before.
+func (s *Session) learnUsers(r *ring) {
+	for i := r.next; i < len(r.queue); i++ {
+		rec := &r.queue[i]
+		if rec.kind != renamed || !rec.side.exec || rec.side.status.tried || !s.readProc {
+			continue
+		}
+		rec.side.status.get(s.now, math.MaxUint64, func() (process.Status, error) {
+			return process.ReadStatus(int(rec.pid))
+		})
+	}
+}
+
+// learnUser makes sure that the user of a process that forks is known, since the
+// child has it too.
+func (s *Session) learnUser(rec *record) {
+	if s.opt.Filter.UID != nil && rec.pid != rec.side.parentPID && rec.side.parentTID != 0 {
+		s.status(s.tasks.get(rec.side.parentPID, rec.side.parentTID).proc, refreshAfter)
+	}
+}
+
 func (s *Session) status(p *proc, maxAge uint64) (process.Status, bool) {
 	if !s.readProc || p.pid == 0 {
 		return process.Status{}, false

@@ -277,8 +277,12 @@ func (s *Session) attachTask(tid int) error {
 		return nil // it has ended, which its exit record says too
 	}
 	th := s.tasks.get(st.TGID, uint32(tid))
-	if th.proc.looked == 0 {
-		s.look(th.proc)
+	if st.Nested {
+		th.innerTID = st.InnerTID
+	}
+	if p := th.proc; p.looked == 0 {
+		s.look(p)
+		s.status(p, refreshAfter)
 	}
 	return nil
 }
@@ -369,6 +373,9 @@ func (s *Session) describe(cpus int) error {
 	}
 	info.Blind = append(info.Blind,
 		"remote faults (get_user_pages)", "read, write or exec", "fault flags", "attempts")
+	if s.opt.Filter.UID != nil {
+		info.Blind = append(info.Blind, "the user of a process that ends within milliseconds: its parent's is taken")
+	}
 	if !s.readProc {
 		info.Blind = append(info.Blind, "names and mappings from before the start: /proc shows another pid namespace")
 	}

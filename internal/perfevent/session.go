@@ -151,6 +151,9 @@ func (s *Session) readRings() error {
 			return err
 		}
 		s.behind = s.behind || r.through < s.now
+		if s.opt.Filter.UID != nil {
+			s.learnUsers(r)
+		}
 	}
 	return nil
 }
@@ -166,14 +169,13 @@ func (s *Session) consume(bound uint64) {
 		case minor, major, entry:
 			s.sample(rec, late)
 		case forked:
+			s.learnUser(rec)
 			s.tasks.fork(rec)
 		case renamed:
 			s.tasks.rename(rec, s.pairing.losses)
 			s.started = s.started || rec.side.exec && int(rec.pid) == s.opt.CommandPID
 		case mapped:
-			if rec.tid != 0 {
-				s.tasks.get(rec.pid, rec.tid).proc.space.Insert(rec.side.mapping)
-			}
+			s.tasks.mapped(rec)
 		case exited:
 			if t := s.tasks.threads[rec.tid]; t != nil {
 				s.fail(t, s.pairing.end(t))

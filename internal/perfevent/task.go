@@ -58,6 +58,7 @@ type proc struct {
 	// has lived through.
 	looked uint64
 	losses uint64
+	execed bool // and has not mapped its program yet
 }
 
 // cached is a fact read from /proc.
@@ -187,8 +188,8 @@ func (t *tasks) child(parent *task, pid uint32) *proc {
 		space:  from.space.Fork(),
 		losses: from.losses,
 	}
-	// The child's own ids must be read; its user may be taken from the parent should
-	// it end before that.
+	// The child's own ids must be read; its user is taken from the parent should it end
+	// before that.
 	p.status = cached[process.Status]{value: from.status.value, known: from.status.known}
 	p.status.value.InnerTGID, p.status.value.InnerTID, p.status.value.Nested = 0, 0, false
 	p.cgroup = cached[bool]{value: from.cgroup.value, known: from.cgroup.known}
@@ -208,8 +209,26 @@ func (t *tasks) rename(rec *record, losses uint64) {
 	}
 	if rec.side.exec {
 		p.space.Reset()
-		p.looked, p.losses = 0, losses
+		p.looked, p.losses, p.execed = 0, losses, true
 		p.exe, p.status.tried = cached[string]{}, false
+		if rec.side.status.known {
+			p.status = rec.side.status
+		}
+	}
+}
+
+// mapped adds a mapping. The first file that is mapped after an exec is the program
+// (load_elf_binary in fs/binfmt_elf.c).
+func (t *tasks) mapped(rec *record) {
+	if rec.tid == 0 {
+		return
+	}
+	p := t.get(rec.pid, rec.tid).proc
+	m := rec.side.mapping
+	p.space.Insert(m)
+	if p.execed && m.Inode != 0 {
+		p.exe = cached[string]{value: m.Label, read: rec.time, tried: true, known: true}
+		p.execed = false
 	}
 }
 
