@@ -150,6 +150,18 @@ struct mm_struct___maple {
 	struct maple_tree mm_mt;
 };
 
+struct mm_struct___seq {
+	int mm_lock_seq;
+};
+
+typedef struct {
+	unsigned int sequence;
+} seqcount_t;
+
+struct mm_struct___seqcount {
+	seqcount_t mm_lock_seq;
+};
+
 struct maple_range_64 {
 	unsigned long pivot[15];
 	void *slot[16];

@@ -207,8 +207,6 @@ static __always_inline struct task_state *begin(struct task_struct *task, const 
 	rec->access = b->access;
 	rec->major = 0;
 	rec->attempts = 0;
-	rec->label = LABEL_UNKNOWN;
-	rec->file.ino = rec->file.hash = rec->file.dev = 0;
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
 	return st;
@@ -501,7 +499,7 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 	if (!st)
 		return;
 	if (!st->ignored)
-		find_vma(task, &st->rec);
+		find_vma(st, task);
 	end(st, task, RESULT_OK, major);
 }
 
@@ -630,11 +628,16 @@ SEC("tp_btf/task_rename")
 int begin_exec(__u64 *ctx)
 {
 	struct task_struct *task = current_task();
+	struct task_state *st;
 	struct ids ids;
 	__u8 *value;
 
 	if ((void *)ctx[0] != (void *)task)
 		return 0;
+	/* The old address space may be freed, and a later one stand in its place. */
+	st = find_state(task);
+	if (st)
+		st->vma_mm = 0;
 	ids = observed_ids(task);
 	value = bpf_map_lookup_elem(&tracked, &ids.pid);
 	if (value && *value == TRACKED_PRE_EXEC)

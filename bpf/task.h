@@ -35,6 +35,8 @@ struct task_state {
 	__u64 min_flt, maj_flt;
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
 	__u64 exe_key;	   /* mm of the last verdict on the executable */
+	__u64 vma_mm;	   /* address space of the mapping in rec, 0 if it is no longer sure */
+	__u32 vma_seq;	   /* and the state of its mappings */
 	__u32 last_flags;  /* FAULT_FLAG_* of the latest attempt */
 	__u8 phase;
 	__u8 wanted;	 /* the thread matches all conditions on processes */
@@ -42,7 +44,7 @@ struct task_state {
 	__u8 raised;	 /* its error has been reported, the signal is to come */
 	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
 	__u8 exe_match;	 /* the same for exe_key */
-	__u8 pad[2];
+	__u8 pad[6];
 };
 
 struct {

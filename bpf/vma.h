@@ -102,6 +102,7 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 	}
 	if (describe_special(rec, vma, typed))
 		return;
+	rec->file.ino = rec->file.hash = rec->file.dev = 0;
 	/* The rules of fs/proc/task_mmu.c, vma_is_initial_heap and _stack. */
 	mm = READ(typed, vma, vm_mm);
 	if (rec->vma_start <= READ(typed, mm, brk) && rec->vma_end >= READ(typed, mm, start_brk))
@@ -214,26 +215,61 @@ static __always_inline struct vm_area_struct *find_in_maple(struct mm_struct *mm
 }
 
 /*
+ * How often mm's mappings have been open to change (since 6.4, with per-VMA locks; a
+ * seqcount since 6.13). False where the kernel has no such number.
+ */
+static __always_inline bool read_mm_seq(struct mm_struct *mm, __u32 *seq)
+{
+	struct mm_struct___seqcount *counted = (void *)mm;
+	struct mm_struct___seq *plain = (void *)mm;
+
+	if (bpf_core_field_exists(counted->mm_lock_seq.sequence))
+		*seq = READ(task_storage, counted, mm_lock_seq.sequence);
+	else if (bpf_core_field_exists(plain->mm_lock_seq))
+		*seq = READ(task_storage, plain, mm_lock_seq);
+	else
+		return false;
+	return true;
+}
+
+/*
  * Finds the mapping of a fault of the current task while the kernel handles it. It
  * takes no lock, so it does not give up where bpf_find_vma does, when a writer
  * holds or waits for mmap_lock. The handler holds the mapping itself, by its own
  * lock or by mmap_lock, until the fault is counted (mm_account_fault is called by
  * handle_mm_fault); nodes of the tree that a writer replaces meanwhile stay
  * readable, since programs run inside an RCU read section. What is found is checked.
+ *
+ * The mapping of the thread's previous fault still stands in st->rec. It is taken
+ * again if nobody has had the right to change mappings since: a writer that changes
+ * this one keeps it locked until it raises the number, so the present fault
+ * would have waited for that. The name is that of the first such fault.
  */
-static __always_inline void find_vma(struct task_struct *task, struct fault_record *rec)
+static __always_inline void find_vma(struct task_state *st, struct task_struct *task)
 {
+	struct fault_record *rec = &st->rec;
 	struct mm_struct *mm = READ_TASK(task, mm);
 	struct vm_area_struct *vma;
+	__u32 seq = 0;
+	bool has_seq;
 
 	if (!mm)
 		return;
+	has_seq = read_mm_seq(mm, &seq);
+	if (has_seq && st->vma_mm == (__u64)mm && st->vma_seq == seq &&
+	    rec->address >= rec->vma_start && rec->address < rec->vma_end) {
+		rec->known |= KNOWN_VMA;
+		return;
+	}
 	if (bpf_core_field_exists(((struct mm_struct___maple *)0)->mm_mt))
 		vma = find_in_maple(mm, rec->address);
 	else
 		vma = find_in_rb(mm, rec->address);
-	if (vma && BPF_CORE_READ(vma, vm_mm) == mm && holds(vma, rec->address))
+	if (vma && BPF_CORE_READ(vma, vm_mm) == mm && holds(vma, rec->address)) {
 		describe_vma(rec, vma, false);
+		st->vma_mm = has_seq ? (__u64)mm : 0;
+		st->vma_seq = seq;
+	}
 }
 
 #endif

@@ -110,6 +110,8 @@ type faultTaskState struct {
 	MajFlt      uint64
 	CommKey     [4]uint64
 	ExeKey      uint64
+	VmaMm       uint64
+	VmaSeq      uint32
 	LastFlags   uint32
 	Phase       uint8
 	Wanted      uint8
@@ -117,7 +119,7 @@ type faultTaskState struct {
 	Raised      uint8
 	CommMatch   uint8
 	ExeMatch    uint8
-	Pad         [2]uint8
+	Pad         [6]uint8
 	_           [4]byte
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -137,5 +138,82 @@ func checkOwnPage(t *testing.T, f *fault.Fault, address uint64, mem []byte) {
 	}
 	if f.Is(fault.HasFlags) && f.Attempts != 1 {
 		t.Errorf("%d attempts, want 1", f.Attempts)
+	}
+}
+
+// A thread changes its mappings between faults; each record must show the mapping
+// as it was, whatever the hook remembers of the one before.
+func TestMappingIsCurrent(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		const pages = 16
+		f, opt := needHook(t, hook)
+		page := os.Getpagesize()
+		mem := region(t, pages)
+		opt.Filter = fault.Filter{
+			PIDs: []uint32{uint32(os.Getpid())}, Self: true,
+			AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem)),
+		}
+		l := openHook(t, f, opt)
+		type bounds struct {
+			start, end uint64
+			perm       string
+		}
+		var want []bounds
+		expect := func(from, to int, perm string) {
+			want = append(want, bounds{addressOf(mem) + uint64(from*page), addressOf(mem) + uint64(to*page), perm})
+		}
+		touch := func(i int) { mem[i*page] = 1 }
+		must := func(err error) {
+			if err != nil {
+				t.Helper()
+				t.Fatal(err)
+			}
+		}
+		// Neighbours of the same kind would be merged with the region; a wall of
+		// other permissions at both ends keeps its bounds known.
+		must(unix.Mprotect(mem[:page], unix.PROT_NONE))
+		must(unix.Mprotect(mem[(pages-1)*page:], unix.PROT_NONE))
+
+		touch(1)
+		expect(1, pages-1, "rw-p")
+		touch(2)
+		expect(1, pages-1, "rw-p")
+		must(unix.Mprotect(mem[8*page:10*page], unix.PROT_READ)) // splits
+		touch(3)
+		expect(1, 8, "rw-p")
+		touch(11)
+		expect(10, pages-1, "rw-p")
+		must(unix.Mprotect(mem[8*page:10*page], unix.PROT_READ|unix.PROT_WRITE)) // merges
+		touch(4)
+		expect(1, pages-1, "rw-p")
+		must(unix.Mprotect(mem[page:6*page], unix.PROT_READ|unix.PROT_WRITE|unix.PROT_EXEC))
+		touch(5)
+		expect(1, 6, "rwxp")
+		replace(t, mem[2*page:5*page], unix.MAP_SHARED)
+		touch(2)
+		expect(2, 5, "rw-s")
+		touch(12)
+		expect(6, pages-1, "rw-p")
+
+		faults := drain(t, l)
+		if len(faults) != len(want) {
+			t.Fatalf("%d records of %d faults", len(faults), len(want))
+		}
+		for i, w := range want {
+			v := &faults[i].VMA
+			if got := (bounds{v.Start, v.End, v.Perm()}); got != w || !faults[i].Is(fault.HasVMA) {
+				t.Errorf("fault %d: mapping %#x, want %#x", i, got, w)
+			}
+		}
+	})
+}
+
+// replace puts a fresh anonymous mapping in the place of mem.
+func replace(t *testing.T, mem []byte, flags int) {
+	t.Helper()
+	p, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&mem[0]), uintptr(len(mem)),
+		unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
+	if err != nil || p != unsafe.Pointer(&mem[0]) {
+		t.Fatalf("mapping at %p: %v", &mem[0], err)
 	}
 }
