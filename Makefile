@@ -40,6 +40,7 @@ generate: ## compile bpf/ into the objects that are committed
 
 .PHONY: check-generated
 check-generated: generate ## fail if the committed objects are not what bpf/ compiles to
+	@scripts/need git
 	@git diff --exit-code --stat -- internal/kernel || \
 		{ echo >&2 'generated files are not current: run make generate and commit the result'; exit 1; }
 
