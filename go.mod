@@ -2,18 +2,20 @@ module faultsnoop
 
 go 1.26.0
 
-require golang.org/x/sys v0.50.0
+require (
+	github.com/cavaliergopher/cpio v1.0.1
+	github.com/cilium/ebpf v0.22.0
+	github.com/docker/go-units v0.5.0
+	github.com/elastic/go-perf v0.0.0-20260224073651-af0ee0c731b7
+	github.com/mattn/go-runewidth v0.0.31
+	github.com/spf13/cobra v1.10.2
+	github.com/spf13/pflag v1.0.10
+	golang.org/x/sys v0.50.0
+)
 
 require (
-	github.com/cavaliergopher/cpio v1.0.1 // indirect
-	github.com/cilium/ebpf v0.22.0 // indirect
 	github.com/clipperhouse/uax29/v2 v2.2.0 // indirect
-	github.com/docker/go-units v0.5.0 // indirect
-	github.com/elastic/go-perf v0.0.0-20260224073651-af0ee0c731b7 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
-	github.com/mattn/go-runewidth v0.0.31 // indirect
-	github.com/spf13/cobra v1.10.2 // indirect
-	github.com/spf13/pflag v1.0.10 // indirect
 )
 
 tool github.com/cilium/ebpf/cmd/bpf2go
