@@ -28,7 +28,7 @@ func run(p guest.Program, kernel string, out *console) int {
 	cmd := exec.CommandContext(ctx, p.Args[0], p.Args[1:]...)
 	cmd.Dir = p.Dir
 	cmd.Env = []string{
-		"PATH=/bin", "HOME=/root", "TMPDIR=/tmp", "USER=root", "SHELL=/bin/sh", "TERM=dumb", "LANG=C.UTF-8",
+		"PATH=/bin", "HOME=/root", "TMPDIR=/var/tmp", "USER=root", "SHELL=/bin/sh", "TERM=dumb", "LANG=C.UTF-8",
 		guest.EnvKernel + "=" + kernel,
 		guest.EnvDisk + "=" + guest.DiskPath,
 	}
