@@ -1,7 +1,7 @@
 package workload
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"os"
 
@@ -73,7 +73,7 @@ func touchFlags(fs *pflag.FlagSet) program {
 const maxThreads = 4096
 
 func (t *touch) validate() error {
-	return errors.Join(
+	return cmp.Or( // the first error
 		checkCount("pages", t.pages, maxPages),
 		checkCount("threads", t.threads, maxThreads),
 		checkCount("stride", t.stride, maxPages/max(1, min(t.pages, maxPages))),

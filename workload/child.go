@@ -20,7 +20,7 @@ func cowFlags(fs *pflag.FlagSet) program {
 }
 
 func (c *cow) lay(p *plan) error {
-	b, err := p.mapAnon(c.pages * p.pageSize)
+	b, err := p.mapTouched(c.pages*p.pageSize, func(b []byte) { touchPages(b, p.pageSize) })
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,6 @@ func (c *cow) lay(p *plan) error {
 		memory: [][]byte{b},
 		touch:  p.touchAll,
 	}
-	touchPages(b, p.pageSize)
 	if err := p.addJob(j); err != nil {
 		return err
 	}
@@ -124,6 +123,8 @@ type remoteWriter struct {
 
 // write fills the child's memory at the addresses of memory, page by page, by raw
 // system calls for the reason given at dropPages.
+//
+//go:norace
 func (w *remoteWriter) write(memory [][]byte) {
 	n := len(w.data)
 	w.local = unix.RemoteIovec{Base: uintptr(addressOf(w.data)), Len: n}

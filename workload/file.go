@@ -139,6 +139,7 @@ func windows(r Range, pageSize int) int64 {
 // larger than one. So the rest of the table is unmapped before its next page.
 //
 //go:noinline
+//go:norace
 func readAlone(b []byte, pageSize int) (sum byte) {
 	const entry = 8 // bytes of a page-table entry
 	span := pageSize / entry * pageSize

@@ -3,6 +3,7 @@ package workload
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -128,6 +129,10 @@ func (s *byteSize) Set(text string) error {
 	n, err := units.RAMInBytes(text)
 	if err != nil {
 		return fmt.Errorf("%w (write for example 4k, 10MB or 1GB)", err)
+	}
+	// The library refuses a minus sign, so this is what an overflow became.
+	if n < 0 || n == math.MaxInt64 {
+		return errors.New("too large")
 	}
 	*s = byteSize(n)
 	return nil

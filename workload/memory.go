@@ -35,6 +35,8 @@ func readPages(b []byte, stride int) byte {
 // dropPages unmaps the pages of b by MADV_DONTNEED. Unlike [unix.Madvise] it does
 // not tell the Go scheduler, which could otherwise run code of its own, and take
 // faults, on the way back.
+//
+//go:norace
 func dropPages(b []byte) unix.Errno {
 	_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, uintptr(unsafe.Pointer(unsafe.SliceData(b))),
 		uintptr(len(b)), unix.MADV_DONTNEED)

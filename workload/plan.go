@@ -26,6 +26,7 @@ type plan struct {
 	// is the one given to Run.
 	start   func(context.Context)
 	closers []func() error
+	mapped  int // bytes of ownArea
 }
 
 // job is the work of one thread.
@@ -84,9 +85,17 @@ func (p *plan) touchAll(memory [][]byte) {
 	}
 }
 
-// mapMemory maps n bytes at an address the kernel chooses, until the plan is closed.
+// ownArea is where the memory goes that no fixed address is wanted for. Neither the
+// kernel nor the Go runtime puts anything there of itself, so a tracer that watches
+// the whole life of the process sees no other faults at these addresses. Where the
+// address space is smaller the kernel chooses another place.
+const ownArea = 0x6e0000000000
+
+// mapMemory maps n bytes behind the last ones, until the plan is closed.
 func (p *plan) mapMemory(n, prot, flags, fd int, offset int64) ([]byte, error) {
-	return p.mapAt(nil, n, prot, flags, fd, offset)
+	b, err := p.mapAt(unsafe.Add(nil, ownArea+p.mapped), n, prot, flags, fd, offset)
+	p.mapped += n
+	return b, err
 }
 
 func (p *plan) mapAt(addr unsafe.Pointer, n, prot, flags, fd int, offset int64) ([]byte, error) {
@@ -110,6 +119,29 @@ func (p *plan) mapAnon(n int) ([]byte, error) {
 		return nil, err
 	}
 	return b, noHugePages(b)
+}
+
+// mapTouched maps n bytes of memory whose pages all exist, though no fault was
+// taken where they are: they were moved there. fill writes to them before.
+func (p *plan) mapTouched(n int, fill func([]byte)) ([]byte, error) {
+	to, err := p.mapMemory(n, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
+	if err != nil {
+		return nil, err
+	}
+	from, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes: %w", n, err)
+	}
+	b := unsafe.Slice((*byte)(from), n)
+	if err := noHugePages(b); err != nil {
+		return nil, errors.Join(err, unix.MunmapPtr(from, uintptr(n)))
+	}
+	fill(b)
+	if _, err := unix.MremapPtr(from, uintptr(n), unsafe.Pointer(unsafe.SliceData(to)), uintptr(n),
+		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED); err != nil {
+		return nil, errors.Join(fmt.Errorf("moving %d bytes: %w", n, err), unix.MunmapPtr(from, uintptr(n)))
+	}
+	return to, nil
 }
 
 // noHugePages has b backed by pages of the system's size only.

@@ -88,14 +88,19 @@ func (s *segv) badAddress(p *plan) (unsafe.Pointer, error) {
 		}
 		b, err = p.mapMemory(p.pageSize, unix.PROT_READ, unix.MAP_SHARED, fd, 0)
 	default:
-		// Below vm.mmap_min_addr there never is a mapping.
-		return unsafe.Add(nil, offset), nil
+		return lowAddress(offset), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	return unsafe.Pointer(&b[offset]), nil
 }
+
+// lowAddress returns addr, which is below vm.mmap_min_addr, where there never is a
+// mapping. The checks of a race build are told not to find that suspicious.
+//
+//go:nocheckptr
+func lowAddress(addr int) unsafe.Pointer { return unsafe.Add(nil, addr) }
 
 // peek reads one byte.
 //

@@ -101,6 +101,9 @@ type rounds struct {
 	failed   unix.Errno
 }
 
+// touch makes round after round until it is told to stop.
+//
+//go:norace
 func (r *rounds) touch(memory [][]byte) {
 	r.touched = 0
 	for {

@@ -32,12 +32,13 @@ func (s *swap) lay(p *plan) error {
 		return errors.New("no swap is on: as root, for example, modprobe zram; " +
 			"echo 512M > /sys/block/zram0/disksize; mkswap /dev/zram0; swapon /dev/zram0")
 	}
-	b, err := p.mapAnon(s.pages * p.pageSize)
+	b, err := p.mapTouched(s.pages*p.pageSize, func(b []byte) {
+		for i := range b { // a page of one value repeated needs no place on the device
+			b[i] = byte(i/p.pageSize + i)
+		}
+	})
 	if err != nil {
 		return err
-	}
-	for i := range b { // a page of zeros might not need the device
-		b[i] = byte(i/p.pageSize + i)
 	}
 	if err := pageOut(b, p.pageSize); err != nil {
 		return err
