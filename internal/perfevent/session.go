@@ -183,7 +183,7 @@ func (s *Session) consume(bound uint64) {
 			}
 		case loss:
 			s.pairing.lost(rec.side.until)
-			s.audit.wanted = true
+			s.audit.wanted, s.audit.full = true, true
 		}
 	}
 }
