@@ -3,6 +3,9 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"math/bits"
+	"os"
+	"runtime"
 	"strings"
 
 	"faultsnoop/internal/fault"
@@ -26,10 +29,14 @@ type sourceOptions struct {
 // openSource opens the best hook that works, or the one insisted on. A hook that
 // was promising and failed is reported to log before the next one is tried.
 func openSource(o sourceOptions, log *slog.Logger) (source, error) {
-	features, _ := kernel.Probe()
+	var only []kernel.Hook
+	if o.Hook != "" {
+		only = append(only, kernel.Hook(o.Hook))
+	}
+	features, _ := kernel.Probe(only...)
 	opt := kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
-		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: o.Buffer,
+		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
 	}
 	plans, err := features.Plans(opt)
 	if err != nil {
@@ -66,7 +73,26 @@ func openPlan(plan kernel.Plan, opt kernel.Options, o sourceOptions) (source, er
 	}
 	return perfevent.Open(perfevent.Options{
 		Filter: o.Filter, Sample: o.Sample, CommandPID: o.CommandPID, Command: o.Command,
+		BufferPages: ringPages(o.Buffer),
 	})
+}
+
+// ringBytes rounds a buffer up to a power of two, as the BPF ring buffer wants it.
+func ringBytes(size int) int {
+	if size == 0 {
+		return 0
+	}
+	return 1 << bits.Len(uint(size-1))
+}
+
+// ringPages divides a buffer among the perf rings, of which each CPU has one. Their
+// sizes are powers of two, in pages.
+func ringPages(size int) int {
+	if size == 0 {
+		return 0
+	}
+	pages := max(1, size/os.Getpagesize()/runtime.NumCPU())
+	return 1 << (bits.Len(uint(pages)) - 1)
 }
 
 func reason(insisted string, rejected []string) string {

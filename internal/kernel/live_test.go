@@ -21,7 +21,7 @@ func needHook(t *testing.T, hook Hook) (Features, Options) {
 	if os.Geteuid() != 0 {
 		t.Skip("BPF hooks need root")
 	}
-	f, _ := Probe()
+	f, _ := Probe(hook)
 	if s := f.support(hook); !s.OK {
 		t.Skipf("hook %s: %s", hook, s.Found)
 	}

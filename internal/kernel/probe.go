@@ -22,8 +22,10 @@ import (
 const handleMMFault = "handle_mm_fault"
 
 // Probe finds out what works here by trying it. It leaves nothing attached and
-// needs no privilege; what is refused is recorded with its cause.
-func Probe() (Features, System) {
+// needs no privilege; what is refused is recorded with its cause. Given hooks, it
+// tries only what these need, which makes a start quicker.
+func Probe(hooks ...Hook) (Features, System) {
+	wants := func(h Hook) bool { return len(hooks) == 0 || slices.Contains(hooks, h) }
 	sys := ReadSystem()
 	f := Features{Release: sys.Release, Arch: sys.Arch, Tracefs: sys.Tracefs}
 	f.CPUs = ebpf.MustPossibleCPU()
@@ -32,7 +34,9 @@ func Probe() (Features, System) {
 
 	f.BPF = probeBPF(&sys, memlockErr)
 	f.probeTypes()
-	f.PerfOwn, f.PerfAll = probePerf(&sys)
+	if wants(Perf) {
+		f.PerfOwn, f.PerfAll = probePerf(&sys)
+	}
 	if !f.BPF.OK {
 		return f, sys
 	}
@@ -40,10 +44,15 @@ func Probe() (Features, System) {
 	f.TaskStorage = features.HaveMapType(ebpf.TaskStorage) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnTaskStorageGet) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnGetCurrentTaskBtf) == nil
-	f.SafeFexit = probeSafeFexit()
-	f.Trampolines = probeTrampoline(&sys)
-	f.Kprobes = probeKprobe(&sys)
-	f.PerfBPF = probePerfBPF(&sys)
+	if wants(Fentry) {
+		f.Trampolines = probeTrampoline(&sys)
+	}
+	if wants(Kprobe) {
+		f.Kprobes = probeKprobe(&sys)
+	}
+	if wants(Tracepoint) {
+		f.PerfBPF = probePerfBPF(&sys)
+	}
 	return f, sys
 }
 
@@ -101,6 +110,7 @@ func (f *Features) probeTypes() {
 		f.Returns = names
 	}
 	f.Tracepoints = tracepoints(spec)
+	f.SafeFexit = safeFexit(spec)
 }
 
 func tracepoints(spec *btf.Spec) Support {
@@ -159,13 +169,9 @@ func enumNames(spec *btf.Spec, enum, prefix string) []fault.BitName {
 	return names
 }
 
-// probeSafeFexit looks for bpf_tramp_image, which came with the fix that lets a
-// traced function sleep (commit e21aa341785c, Linux 5.12).
-func probeSafeFexit() Support {
-	spec, err := btf.LoadKernelSpec()
-	if err != nil {
-		return Support{Found: "safe fexit: no BTF to tell from"}
-	}
+// safeFexit looks for bpf_tramp_image, which came with the fix that lets a traced
+// function sleep (commit e21aa341785c, Linux 5.12, also in later 5.10 and 5.11).
+func safeFexit(spec *btf.Spec) Support {
 	var t *btf.Struct
 	if spec.TypeByName("bpf_tramp_image", &t) != nil {
 		return Support{Found: "fexit on a function that sleeps is not safe before Linux 5.12"}
