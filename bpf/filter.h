@@ -43,7 +43,7 @@ const volatile __u64 min_latency_ns;
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
-	__type(key, __u32); /* thread group id, the observer's */
+	__type(key, __u32);  /* thread group id, the observer's */
 	__type(value, __u8); /* enum tracked */
 } tracked SEC(".maps");
 
@@ -128,7 +128,8 @@ static __noinline int any_exe(const unsigned char *text)
 			if (i >= exe_patterns)
 				break;
 			for (__u32 w = 0; w < EXE_PATTERN_WORDS; w++)
-				differs |= (part[w] & exe_pattern_list[i].mask[w]) ^ exe_pattern_list[i].text[w];
+				differs |= (part[w] & exe_pattern_list[i].mask[w]) ^
+					   exe_pattern_list[i].text[w];
 			if (!differs)
 				return 1;
 		}
@@ -142,14 +143,17 @@ static __noinline int any_exe(const unsigned char *text)
  */
 static __always_inline bool name_matches(struct task_struct *task, struct task_state *st)
 {
-	__u64 key[4] = {};
+	__u64 name[2] = {}, leader[2] = {};
 
-	bpf_get_current_comm(&key[0], COMM_LEN);
-	BPF_CORE_READ_INTO(&key[2], task, group_leader, comm);
-	if (!st->comm_match || st->comm_key[0] != key[0] || st->comm_key[1] != key[1] ||
-	    st->comm_key[2] != key[2] || st->comm_key[3] != key[3]) {
-		st->comm_match = any_comm(key[0], key[1]) || any_comm(key[2], key[3]) ? 2 : 1;
-		__builtin_memcpy(st->comm_key, key, sizeof(key));
+	bpf_get_current_comm(name, COMM_LEN);
+	/* How much is read is the size of what the first argument points to. */
+	BPF_CORE_READ_INTO(&leader, task, group_leader, comm);
+	if (!st->comm_match || st->comm_key[0] != name[0] || st->comm_key[1] != name[1] ||
+	    st->comm_key[2] != leader[0] || st->comm_key[3] != leader[1]) {
+		st->comm_match =
+			any_comm(name[0], name[1]) || any_comm(leader[0], leader[1]) ? 2 : 1;
+		__builtin_memcpy(&st->comm_key[0], name, COMM_LEN);
+		__builtin_memcpy(&st->comm_key[2], leader, COMM_LEN);
 	}
 	if (st->comm_match == 2)
 		return true;
@@ -159,8 +163,9 @@ static __always_inline bool name_matches(struct task_struct *task, struct task_s
 	__u64 mm = (__u64)READ_TASK(task, mm);
 
 	if (!st->exe_match || st->exe_key != mm) {
-		st->exe_match = any_exe(BPF_CORE_READ(task, mm, exe_file, f_path.dentry,
-						      d_name.name)) ? 2 : 1;
+		st->exe_match =
+			any_exe(BPF_CORE_READ(task, mm, exe_file, f_path.dentry, d_name.name)) ? 2 :
+												 1;
 		st->exe_key = mm;
 	}
 	return st->exe_match == 2;
