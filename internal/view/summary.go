@@ -30,6 +30,10 @@ func (s *Summary) Line() string {
 		b = append(b, ", "...)
 		b = append(appendUint(b, s.Seen-sum), " of unknown result"...)
 	}
+	if s.Untimed > 0 {
+		b = append(b, ", "...)
+		b = append(appendUint(b, s.Untimed), " without latency (completion not heard of)"...)
+	}
 	if s.Printed < s.Seen {
 		b = append(b, "; "...)
 		b = append(appendUint(b, s.Printed), " shown"...)
@@ -74,6 +78,7 @@ func (s *Summary) appendJSON(b []byte) []byte {
 		{`,"minor":`, s.Minor},
 		{`,"major":`, s.Major},
 		{`,"failed":`, s.Failed},
+		{`,"untimed":`, s.Untimed},
 		{`,"duration_ns":`, uint64(max(s.Duration, 0))},
 	} {
 		b = appendUint(append(b, part.prefix...), part.value)

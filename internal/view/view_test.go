@@ -248,7 +248,7 @@ func TestJSONOtherLines(t *testing.T) {
 		string(e.AppendHeader(nil)): `{"type":"header","hook":"fentry","reason":"the best","kernel":"6.18.0","host":"a\"host","cpus":2,` +
 			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel"],"blind":[]}`,
 		string(e.AppendLost(nil, fault.Loss{Where: "ring buffer full", Count: 9})): `{"type":"lost","count":9,"where":"ring buffer full"}`,
-		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"duration_ns":1500,"hook":"perf"}`,
+		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"untimed":0,"duration_ns":1500,"hook":"perf"}`,
 	} {
 		if got != want+"\n" {
 			t.Errorf("got  %swant %s", got, want)
