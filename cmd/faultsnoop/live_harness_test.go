@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,15 +62,23 @@ type liveFault struct {
 	Hook  string
 }
 
+// liveHeader is what the header says of the hook.
+type liveHeader struct {
+	Hook, Reason  string
+	Covers, Blind []string
+}
+
 type liveSummary struct {
-	Seen, Lost, Filtered, Minor, Major, Failed uint64
-	DurationNS                                 int64 `json:"duration_ns"`
-	Hook                                       string
+	Seen, Lost, Filtered, Minor, Major, Failed, Untimed uint64
+
+	DurationNS int64 `json:"duration_ns"`
+	Hook       string
 }
 
 // traced is what one run of trace --json printed.
 type traced struct {
 	hook    string
+	header  liveHeader
 	faults  []liveFault
 	lost    uint64
 	summary liveSummary
@@ -245,6 +254,7 @@ func parse(t *testing.T, hook string, stdout []byte, stderr string, code int) *t
 		var err error
 		switch kind.Type {
 		case "header":
+			err = json.Unmarshal(line, &out.header)
 			if i != 0 {
 				t.Errorf("header in line %d", i)
 			}
@@ -286,6 +296,14 @@ func (tr *traced) inRange(r *workload.Report) []liveFault {
 		}
 	}
 	return in
+}
+
+// of selects the records of one process: without address randomisation others have
+// the same ranges.
+func (tr *traced) of(pid int) *traced {
+	only := *tr
+	only.faults = slices.DeleteFunc(slices.Clone(tr.faults), func(f liveFault) bool { return f.PID != pid })
+	return &only
 }
 
 // report is the workload's own account in stderr.

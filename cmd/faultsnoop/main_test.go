@@ -15,8 +15,8 @@ import (
 	"faultsnoop/internal/fault"
 )
 
-// mainEnv makes the test binary the program: "1" with the real sources, else
-// with the fake one of that name.
+// mainEnv makes the test binary the program: "1" with the real sources, "spawn" and
+// "stage" helpers of the live tests, else with the fake source of that name.
 const mainEnv = "FAULTSNOOP_MAIN"
 
 func TestMain(m *testing.M) {
@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 		main()
 	case "spawn":
 		os.Exit(spawn(os.Args[1:]))
+	case "stage":
+		os.Exit(stage(os.Args[1:]))
 	default:
 		os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr, fakes[name]))
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os/signal"
 	"strings"
 
@@ -24,9 +23,9 @@ were expected there and how many the kernel counted for each thread meanwhile.`,
 		// Without a function of its own cobra would answer a wrong kind with help and success.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return fmt.Errorf("choosing a workload: name one of %s", kindNames())
+				return usagef("there is no workload to take: name one of %s", strings.Join(kindNames(), ", "))
 			}
-			return fmt.Errorf("choosing a workload: %q is none of %s", args[0], kindNames())
+			return usagef("unknown workload %q%s; valid are %s", args[0], suggestion(args[0], kindNames()), strings.Join(kindNames(), ", "))
 		},
 	}
 	for _, kind := range workload.Kinds() {
@@ -35,19 +34,24 @@ were expected there and how many the kernel counted for each thread meanwhile.`,
 	return cmd
 }
 
-func kindNames() string {
+func kindNames() []string {
 	var names []string
 	for _, kind := range workload.Kinds() {
 		names = append(names, kind.Name)
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 func newWorkloadKindCmd(kind workload.Kind) *cobra.Command {
 	long := "It will " + kind.Short + ".\n" + kind.Long
 	cmd := &cobra.Command{Use: kind.Name, Short: kind.Short, Long: long, Args: cobra.NoArgs}
 	run := kind.Bind(cmd.Flags())
-	cmd.PreRunE = func(*cobra.Command, []string) error { return run.Validate() }
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if err := run.Validate(); err != nil {
+			return usagef("%w", err)
+		}
+		return nil
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 		defer stop()

@@ -1,0 +1,327 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"faultsnoop/workload"
+)
+
+// guestEnv is set in the guests of the kernel matrix (test/vm/guest). A test that
+// finds it set owns the machine.
+const guestEnv = "FAULTSNOOP_VM"
+
+func ownMachine(t *testing.T) {
+	t.Helper()
+	if os.Getenv(guestEnv) == "" {
+		t.Skip("it changes the whole machine: " + guestEnv + " is not set, this is no guest of the kernel matrix")
+	}
+}
+
+// patience is how long anything may take that takes no time on an idle machine.
+const patience = time.Minute
+
+// holdTime is how long a held workload waits by itself: long enough to stop it.
+const holdTime = 2 * time.Second
+
+// held is a workload that is stopped when its memory and threads exist and before
+// its first fault.
+type held struct {
+	cmd     *exec.Cmd
+	reports *workload.Decoder
+	ready   *workload.Report
+}
+
+func hold(t *testing.T, exe string, args ...string) *held {
+	t.Helper()
+	cmd := exec.Command(exe, append(append([]string{"workload"}, args...), "--hold", holdTime.String())...)
+	cmd.Env = append(os.Environ(), mainEnv+"=1")
+	return holdCmd(t, cmd)
+}
+
+func holdCmd(t *testing.T, cmd *exec.Cmd) *held {
+	t.Helper()
+	h := &held{cmd: cmd}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.reports = workload.NewDecoder(stderr)
+	startKilled(t, cmd)
+	if h.ready, err = h.reports.Next(); err != nil {
+		t.Fatalf("workload %q: %v", cmd.Args, err)
+	}
+	h.signal(t, unix.SIGSTOP)
+	waitFor(t, "the workload to stop", func() bool { return statField(cmd.Process.Pid, 3) == "T" })
+	return h
+}
+
+func (h *held) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := h.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// finish lets the workload take its faults and end.
+func (h *held) finish(t *testing.T) *workload.Report {
+	t.Helper()
+	h.signal(t, unix.SIGCONT)
+	rep, err := h.reports.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if !rep.Exact {
+		t.Fatalf("the kernel counted other faults than the workload expects: %+v", rep)
+	}
+	return rep
+}
+
+// startKilled starts a process that will not outlive the test.
+func startKilled(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	})
+}
+
+// runWorkload runs a workload to its end.
+func runWorkload(t *testing.T, args ...string) *workload.Report {
+	t.Helper()
+	return reportOf(t, program(append([]string{"workload"}, args...)...))
+}
+
+// reportOf runs a command that becomes a workload.
+func reportOf(t *testing.T, cmd *exec.Cmd) *workload.Report {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%q: %v\n%s", cmd.Args, err, stderr.String())
+	}
+	rep, err := workload.Decode(&stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep
+}
+
+// traceBy runs a command that becomes trace --json.
+func traceBy(t *testing.T, hook string, cmd *exec.Cmd) *traced {
+	t.Helper()
+	r := &running{cmd: cmd}
+	cmd.Stdout, cmd.Stderr = &r.stdout, &r.stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.timer = time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
+	return finish(t, hook, r)
+}
+
+// outcome runs a command and returns its exit code, as a shell shows it, and output.
+func outcome(t *testing.T, cmd *exec.Cmd) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, talk bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &talk
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(2*patience, func() { cmd.Process.Kill() })
+	err := cmd.Wait()
+	if !timer.Stop() {
+		t.Fatalf("%q did not end\n%s", cmd.Args, talk.String())
+	}
+	return exitCode(t, err), out.String(), talk.String()
+}
+
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waiting for %s: not within %v", what, patience)
+		}
+	}
+}
+
+// statField is a field of /proc/PID/stat, counted from 1 as in proc(5), from the third on.
+func statField(pid, n int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(b), ") ") // no test names a thread like this
+	fields := strings.Fields(rest)
+	if n-3 >= len(fields) {
+		return ""
+	}
+	return fields[n-3]
+}
+
+// faultsOf is the kernel's own count of a process's faults so far.
+func faultsOf(t *testing.T, pid int) int64 {
+	t.Helper()
+	var sum int64
+	for _, field := range []int{10, 12} { // minflt, majflt
+		n, err := strconv.ParseInt(statField(pid, field), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += n
+	}
+	return sum
+}
+
+// rusageFaults is the same of a process that has ended.
+func rusageFaults(cmd *exec.Cmd) int64 {
+	ru := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	return ru.Minflt + ru.Majflt
+}
+
+// copyProgram copies the test binary to a name of its own, where every user can run it.
+func copyProgram(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "faultsnoop-case-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	from, err := os.Open(self(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	path := filepath.Join(dir, name)
+	to, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(to, from)
+	if err := errors.Join(err, to.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// onStage is the command line that sets the scene by a job of stage and then runs
+// argv as the test binary's program; without argv the job is all.
+func onStage(t *testing.T, job []string, argv ...string) []string {
+	t.Helper()
+	return slices.Concat([]string{"env", mainEnv + "=stage", self(t)}, job, argv)
+}
+
+// stage does a job in a process of its own and then becomes the rest of the command
+// line, if there is any.
+func stage(args []string) int {
+	job, rest := args[0], args[1:]
+	var err error
+	switch job {
+	case "efault": // the kernel writes to address 0x10 on our behalf
+		return efault()
+	case "call": // ADDRESS
+		return call(rest[0])
+	case "pin": // CPU
+		var set unix.CPUSet
+		var cpu int
+		if cpu, err = strconv.Atoi(rest[0]); err == nil {
+			set.Set(cpu)
+			err = unix.SchedSetaffinity(0, &set)
+		}
+		rest = rest[1:]
+	case "memlock": // BYTES
+		var n uint64
+		if n, err = strconv.ParseUint(rest[0], 10, 64); err == nil {
+			err = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n})
+		}
+		rest = rest[1:]
+	case "namespace": // in new pid and mount namespaces
+		err = remount(func() error { return unix.Mount("proc", "/proc", "proc", 0, "") })
+	case "without-tracefs": // in a new mount namespace
+		err = remount(hideTracefs)
+	case "without-btf": // in a new mount namespace
+		err = remount(func() error { return unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, "") })
+	default:
+		err = errors.New("no such job")
+	}
+	if err == nil {
+		var path string
+		if path, err = exec.LookPath(rest[0]); err == nil {
+			os.Setenv(mainEnv, "1")
+			err = unix.Exec(path, rest, os.Environ())
+		}
+	}
+	fmt.Fprintf(os.Stderr, "stage %s: %v\n", job, err)
+	return 1
+}
+
+// remount changes mounts of this process's own namespace only.
+func remount(change func() error) error {
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	return change()
+}
+
+func hideTracefs() error {
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(b), "\n")
+	slices.Reverse(lines) // tracefs is mounted below debugfs
+	for _, line := range lines {
+		if w := strings.Fields(line); len(w) > 2 && (w[2] == "tracefs" || w[2] == "debugfs") {
+			err = errors.Join(err, unix.Unmount(w[1], unix.MNT_DETACH))
+		}
+	}
+	return err
+}
+
+func efault() int {
+	fd, err := unix.Open("/dev/zero", unix.O_RDONLY, 0)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), 0x10, 8)
+	if errno != unix.EFAULT {
+		fmt.Fprintf(os.Stderr, "reading to address 0x10: %v instead of EFAULT\n", errno)
+		return 1
+	}
+	return 0
+}
+
+// call calls a function at a fixed address. A func value points to a word that holds
+// the address of its code.
+func call(address string) int {
+	entry, err := strconv.ParseUint(address, 0, 64)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	value := unsafe.Pointer(&entry)
+	(*(*func())(unsafe.Pointer(&value)))()
+	return 0
+}
