@@ -419,11 +419,12 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 
 /*
  * A fault of the kernel that counts: on a user address and not inside
- * pagefault_disable(), where the kernel only looks and never resolves.
+ * pagefault_disable(), where the kernel only looks and never resolves. Reading the
+ * task through bpf_probe_read_kernel disables page faults itself, for one more.
  */
 static __always_inline bool kernel_fault_counts(__u64 address, struct task_struct *task)
 {
-	return (__s64)address >= 0 && !READ_TASK(task, pagefault_disabled);
+	return (__s64)address >= 0 && READ_TASK(task, pagefault_disabled) <= (task_storage ? 0 : 1);
 }
 
 static __always_inline void enter_trap(__u64 *ctx, bool user)
