@@ -38,8 +38,12 @@ func (s *shmem) lay(p *plan) error {
 	if err := noHugePages(b); err != nil {
 		return err
 	}
+	r := wholeRange(b, fault.Write, p.pageSize)
+	// Before Linux 6.0 (commit d92725256b4f) a first write to shared memory is tried
+	// twice, which makes it major.
+	r.Minor, r.Either = 0, r.Faults
 	return p.addJob(&job{
-		ranges: []Range{wholeRange(b, fault.Write, p.pageSize)},
+		ranges: []Range{r},
 		memory: [][]byte{b},
 		touch:  p.touchAll,
 	})
