@@ -64,10 +64,11 @@ func (p *plan) close() error {
 }
 
 // addJob adds a job that faults in memory as ranges say. A job without a rehearsal
-// gets one page.
+// gets a few pages, so that every branch of a loop is taken.
 func (p *plan) addJob(j *job) error {
 	if j.rehearsal == nil {
-		b, err := p.mapAnon(p.pageSize)
+		const few = 4
+		b, err := p.mapAnon(few * p.pageSize)
 		if err != nil {
 			return err
 		}

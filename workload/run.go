@@ -189,14 +189,50 @@ func (t *thread) setUp() error {
 	if err := unix.Prctl(unix.PR_GET_NAME, uintptr(unsafe.Pointer(&t.comm)), 0, 0, 0); err != nil {
 		return fmt.Errorf("reading the thread's name: %w", err)
 	}
-	if t.job.pinned {
-		var set unix.CPUSet
-		set.Set(t.job.cpu)
-		if err := unix.SchedSetaffinity(0, &set); err != nil {
-			return fmt.Errorf("pinning a thread to CPU %d: %w", t.job.cpu, err)
-		}
+	if err := t.move(); err != nil {
+		return err
 	}
 	return blockSignals()
+}
+
+// move sends the thread to another CPU and back, or to its own to stay. When a
+// thread has moved, the kernel writes the CPU's number to the memory that the C
+// library, if there is one, has registered by rseq(2). After a fork this write would
+// fault while the thread counts.
+func (t *thread) move() error {
+	var usable unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &usable); err != nil {
+		return fmt.Errorf("asking for usable CPUs: %w", err)
+	}
+	stops := firstCPUs(&usable, 2)
+	if t.job.pinned {
+		stops = append(stops, t.job.cpu)
+	}
+	for _, cpu := range stops {
+		var one unix.CPUSet
+		one.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			return fmt.Errorf("moving a thread to CPU %d: %w", cpu, err)
+		}
+	}
+	if t.job.pinned {
+		return nil
+	}
+	if err := unix.SchedSetaffinity(0, &usable); err != nil {
+		return fmt.Errorf("letting a thread use all CPUs: %w", err)
+	}
+	return nil
+}
+
+// firstCPUs returns at most n CPUs of set.
+func firstCPUs(set *unix.CPUSet, n int) []int {
+	var cpus []int
+	for cpu, wanted := 0, min(n, set.Count()); len(cpus) < wanted; cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
 }
 
 // blockSignals blocks all signals for the calling thread.

@@ -137,11 +137,5 @@ func (s *storm) chooseCPUs() ([]int, error) {
 		}
 		wanted = n
 	}
-	var cpus []int
-	for cpu := 0; len(cpus) < wanted; cpu++ {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
+	return firstCPUs(&set, wanted), nil
 }
