@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -26,24 +25,23 @@ func TestCaseExitCode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hooks(t, allHooks, func(t *testing.T, hook string) {
-		for _, c := range []struct {
-			want int
-			argv []string
-		}{
-			{3, []string{"sh", "-c", "exit 3"}},
-			{139, []string{"sh", "-c", "kill -SEGV $$"}},
-			{143, []string{"sh", "-c", "kill -TERM $$"}},
-			{127, []string{"/no/such"}},
-			{126, []string{plain}},
-			{127, []string{script}},
-		} {
-			code, _, stderr := outcome(t, program(append([]string{"trace", "--hook", hook, "--"}, c.argv...)...))
-			if code != c.want {
-				t.Errorf("%q: exit code %d, want %d: %s", c.argv, code, c.want, stderr)
-			}
+	hook := bestHook(t)
+	for _, c := range []struct {
+		want int
+		argv []string
+	}{
+		{143, []string{"sh", "-c", "kill -TERM $$"}},
+		{139, []string{self(t), "workload", "segv"}},
+		{135, []string{self(t), "workload", "segv", "--how", "sigbus"}},
+		{127, []string{"/no/such"}},
+		{126, []string{plain}},
+		{127, []string{script}},
+	} {
+		code, _, stderr := outcome(t, program(append([]string{"trace", "--hook", hook, "--"}, c.argv...)...))
+		if code != c.want {
+			t.Errorf("%q: exit code %d, want %d: %s", c.argv, code, c.want, stderr)
 		}
-	})
+	}
 }
 
 // INT, TERM and HUP end a trace with all that it has seen.
@@ -53,49 +51,47 @@ func TestCaseSignals(t *testing.T) {
 	if signal.Ignored(unix.SIGHUP) {
 		signals = signals[:2] // under nohup it is to be ignored
 	}
-	hooks(t, allHooks, func(t *testing.T, hook string) {
-		for _, sig := range signals {
-			a := startArmed(t, hook, "--comm", "case_signal")
-			rep := runWorkload(t, "touch", "--pages", "50", "--name", "case_signal")
-			if err := a.cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
-			tr := a.wait(t, hook)
-			if tr.code != 0 || !strings.Contains(tr.stderr, " faults: ") {
-				t.Errorf("%v: exit code %d, stderr %q", sig, tr.code, tr.stderr)
-			}
-			checkWorkload(t, tr, rep)
+	for _, sig := range signals {
+		hook := bestHook(t)
+		a := startArmed(t, hook, "--comm", "case_signal")
+		rep := runWorkload(t, "touch", "--pages", "50", "--name", "case_signal")
+		if err := a.cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
 		}
-	})
+		tr := a.wait(t, hook)
+		if tr.code != 0 || !strings.Contains(tr.stderr, " faults: ") {
+			t.Errorf("%v: exit code %d, stderr %q", sig, tr.code, tr.stderr)
+		}
+		checkWorkload(t, tr, rep)
+	}
 }
 
 // When the reader goes away, so does the trace, whether there is something to write
 // or not.
 // https://github.com/bpftrace/bpftrace/issues/928
 func TestCaseReaderGoesAway(t *testing.T) {
+	hook := bestHook(t)
 	storm := program("workload", "storm", "--cpus", "1", "--duration", "10m")
 	startKilled(t, storm)
 	idle := program("workload", "touch", "--hold", "10m")
 	startKilled(t, idle)
-	hooks(t, allHooks, func(t *testing.T, hook string) {
-		for _, target := range []*os.Process{storm.Process, idle.Process} {
-			cmd := program("trace", "--hook", hook, "-p", strconv.Itoa(target.Pid))
-			var stderr bytes.Buffer
-			cmd.Stderr = &stderr
-			stdout, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			startKilled(t, cmd)
-			if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-				t.Fatalf("no line: %v: %s", err, stderr.String())
-			}
-			stdout.(io.Closer).Close()
-			timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
-			code := exitCode(t, cmd.Wait())
-			if !timer.Stop() || code != 0 || stderr.Len() > 0 {
-				t.Errorf("exit code %d, stderr %q", code, stderr.String())
-			}
+	for _, target := range []*os.Process{storm.Process, idle.Process} {
+		cmd := program("trace", "--hook", hook, "-p", strconv.Itoa(target.Pid))
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		startKilled(t, cmd)
+		if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+			t.Fatalf("no line: %v: %s", err, stderr.String())
+		}
+		stdout.Close()
+		timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+		code := exitCode(t, cmd.Wait())
+		if !timer.Stop() || code != 0 || stderr.Len() > 0 {
+			t.Errorf("exit code %d, stderr %q", code, stderr.String())
+		}
+	}
 }

@@ -32,6 +32,34 @@ func ownMachine(t *testing.T) {
 	}
 }
 
+// bestHook is the hook that would be chosen here, for what does not depend on it.
+func bestHook(t *testing.T) string {
+	t.Helper()
+	needRoot(t)
+	for _, v := range probeOnce() {
+		if v.OK {
+			return string(v.Hook)
+		}
+	}
+	t.Fatal("no hook works here")
+	return ""
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root: for BPF hooks, namespaces, limits or other users")
+	}
+}
+
+// statusOf is an exit code as a shell shows it, 128+N for signal N.
+func statusOf(cmd *exec.Cmd, code int) int {
+	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signaled() {
+		return 128 + int(st.Signal())
+	}
+	return code
+}
+
 // patience is how long anything may take that takes no time on an idle machine.
 const patience = time.Minute
 
@@ -250,16 +278,11 @@ func stage(args []string) int {
 			err = unix.SchedSetaffinity(0, &set)
 		}
 		rest = rest[1:]
-	case "memlock": // BYTES
-		var n uint64
-		if n, err = strconv.ParseUint(rest[0], 10, 64); err == nil {
-			err = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n})
-		}
-		rest = rest[1:]
 	case "namespace": // in new pid and mount namespaces
 		err = remount(func() error { return unix.Mount("proc", "/proc", "proc", 0, "") })
-	case "without-tracefs": // in a new mount namespace
-		err = remount(hideTracefs)
+	case "scarce": // in a new mount namespace
+		const locked = 64 << 10
+		err = errors.Join(remount(hideTracefs), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: locked, Max: locked}))
 	case "without-btf": // in a new mount namespace
 		err = remount(func() error { return unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, "") })
 	default:

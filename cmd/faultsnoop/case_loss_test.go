@@ -121,7 +121,7 @@ func TestCaseManySleepingFaults(t *testing.T) {
 		tr := a.stop(t, hook)
 		missing, untimed := int64(0), 0
 		for _, rep := range reports {
-			in := tr.of(rep.PID).inRange(rep)
+			in := ofProcess(tr.inRange(rep), rep.PID)
 			n := count(in)
 			missing += pages - n.minor - n.major
 			if n.minor+n.major > pages || n.failed+n.unknown != 0 {
@@ -205,7 +205,7 @@ func TestCaseKilledInFault(t *testing.T) {
 		}
 		rep := runWorkload(t, "touch", "--pages", "500", "--name", "case_killed")
 		tr := a.stop(t, hook)
-		if in := tr.of(rep.PID).inRange(rep); len(in) != 500 {
+		if in := ofProcess(tr.inRange(rep), rep.PID); len(in) != 500 {
 			t.Errorf("%d records of the next process, want 500", len(in))
 		} else {
 			for _, f := range in {
@@ -217,16 +217,17 @@ func TestCaseKilledInFault(t *testing.T) {
 			want = tally{unknown: 1}
 		}
 		for _, v := range all {
-			if n := count(tr.of(v.ready.PID).inRange(v.ready)); n != want {
-				t.Errorf("%+v records of killed process %d, want %+v", n, v.ready.PID, want)
+			if n := count(ofProcess(tr.inRange(v.ready), v.ready.PID)); n != want {
+				t.Errorf("%+v records of killed process %d, want %+v; %d lost", n, v.ready.PID, want, tr.summary.Lost)
 			}
 		}
 	})
 }
 
-// inFault reports whether a thread sleeps in a userfaultfd fault. It is in no system
-// call then, and its registers are those of user mode.
+// inFault reports whether a thread sleeps in a userfaultfd fault: it is in no system
+// call and yet not ready to run.
 func inFault(pid, tid int) bool {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
-	return strings.HasPrefix(string(b), "-1 ")
+	state := statField(tid, 3)
+	return strings.HasPrefix(string(b), "-1 ") && (state == "S" || state == "D")
 }

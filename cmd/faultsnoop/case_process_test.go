@@ -53,7 +53,7 @@ func TestCaseAllThreadsOfProcess(t *testing.T) {
 // -t follows one thread.
 // https://github.com/iovisor/bcc/issues/547
 func TestCaseOneThread(t *testing.T) {
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	hooks(t, []string{bestHook(t), "perf"}, func(t *testing.T, hook string) {
 		h := hold(t, self(t), "touch", "--threads", "4", "--pages", "200")
 		want := h.ready.Threads[2].TID
 		a := startArmed(t, hook, "-t", strconv.Itoa(want))
@@ -71,46 +71,36 @@ func TestCaseOneThread(t *testing.T) {
 	})
 }
 
-// A filter longer than the kernel's 15 bytes is matched on the program's file name.
+// A filter longer than the kernel's 15 bytes is matched on the program's file name;
+// threads that were renamed are found by the process's name.
 // https://github.com/bpftrace/bpftrace/issues/2580
-func TestCaseLongName(t *testing.T) {
+func TestCaseNames(t *testing.T) {
 	one, two := copyProgram(t, "fault_sampler_x_one"), copyProgram(t, "fault_sampler_x_two")
-	workloadOf := func(exe, pages string) *exec.Cmd {
-		cmd := exec.Command(exe, "workload", "touch", "--pages", pages)
+	renamed := copyProgram(t, "case_renamed")
+	touch := func(exe string, args ...string) *workload.Report {
+		cmd := exec.Command(exe, append([]string{"workload", "touch"}, args...)...)
 		cmd.Env = append(os.Environ(), mainEnv+"=1")
-		return cmd
+		return reportOf(t, cmd)
 	}
 	hooks(t, allHooks, func(t *testing.T, hook string) {
-		a := startArmed(t, hook, "--comm", "fault_sampler_x_one")
-		other := reportOf(t, workloadOf(two, "700"))
-		rep := reportOf(t, workloadOf(one, "300"))
+		a := startArmed(t, hook, "--comm", "fault_sampler_x_one", "--comm", "case_renamed")
+		other := touch(two, "--pages", "700")
+		long := touch(one, "--pages", "300")
+		pool := touch(renamed, "--pages", "100", "--threads", "4", "--name", "pool-worker")
 		tr := a.stop(t, hook)
-		checkWorkload(t, tr, rep)
-		if in := tr.inRange(rep); len(in) != 300 {
-			t.Errorf("%d records of the 300 of fault_sampler_x_one", len(in))
+		checkWorkload(t, tr, long)
+		checkWorkload(t, tr, pool)
+		for want, rep := range map[int]*workload.Report{300: long, 400: pool} {
+			if n := len(ofProcess(tr.inRange(rep), rep.PID)); n != want {
+				t.Errorf("%d records, want %d", n, want)
+			}
 		}
 		for _, f := range tr.faults {
-			if f.PID != rep.PID {
+			if f.PID != long.PID && f.PID != pool.PID {
 				t.Fatalf("a record of process %d (the other program's is %d): %+v", f.PID, other.PID, f)
 			}
 		}
-	})
-}
-
-// Threads that were renamed are found by the process's name.
-// https://github.com/bpftrace/bpftrace/issues/2580
-func TestCaseRenamedThreads(t *testing.T) {
-	exe := copyProgram(t, "case_renamed")
-	hooks(t, allHooks, func(t *testing.T, hook string) {
-		tr := trace(t, hook, "--comm", "case_renamed", "--",
-			exe, "workload", "touch", "--threads", "4", "--pages", "100", "--name", "pool-worker")
-		rep := tr.report(t)
-		checkWorkload(t, tr, rep)
-		in := tr.inRange(rep)
-		if len(in) != 400 {
-			t.Errorf("%d records, want 400", len(in))
-		}
-		for _, f := range in {
+		for _, f := range ofProcess(tr.inRange(pool), pool.PID) {
 			if f.Comm != "pool-worker" || f.Process != "case_renamed" {
 				t.Fatalf("comm %q of process %q", f.Comm, f.Process)
 			}
@@ -149,7 +139,8 @@ func TestCaseRunModeFollowsTree(t *testing.T) {
 		report, release := filepath.Join(dir, "report"), filepath.Join(dir, "release")
 		script := fmt.Sprintf(`(setsid %[1]s workload touch --pages 300 2>%[2]s &)
 until [ -e %[3]s ]; do sleep 0.1; done
-exec %[1]s workload touch --pages 200`, self(t), report, release)
+%[1]s workload touch --pages 200
+exit 3`, self(t), report, release)
 		r := start(t, hook, "--", "sh", "-c", script)
 		var daemon *workload.Report
 		waitFor(t, "the daemon", func() bool {
@@ -166,6 +157,9 @@ exec %[1]s workload touch --pages 200`, self(t), report, release)
 			t.Fatal(err)
 		}
 		tr := finish(t, hook, r)
+		if tr.code != 3 {
+			t.Errorf("exit code %d, want 3", tr.code)
+		}
 		rep := tr.report(t)
 
 		byPID := map[int][]liveFault{}
@@ -180,13 +174,7 @@ exec %[1]s workload touch --pages 200`, self(t), report, release)
 			t.Errorf("%d records of process %d, which is not of the tree", n, stranger.PID)
 		}
 		for _, w := range []*workload.Report{daemon, rep} {
-			n := 0
-			for _, f := range byPID[w.PID] {
-				if w.Contains(uint64(f.Address)) {
-					n++
-				}
-			}
-			if int64(n) != w.Faults {
+			if n := len(ofProcess(tr.inRange(w), w.PID)); int64(n) != w.Faults {
 				t.Errorf("%d records of process %d, want %d", n, w.PID, w.Faults)
 			}
 		}
@@ -260,11 +248,8 @@ func inNamespace() *syscall.SysProcAttr {
 // Inside a pid namespace, pids are those that one sees there.
 // https://github.com/iovisor/bcc/issues/1329
 func TestCaseInsidePidNamespace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("making a pid namespace needs root")
-	}
 	cmd := exec.Command("/proc/self/exe", "namespace", "env", "-u", mainEnv, self(t),
-		"-test.v", "-test.run", "^TestCase(AllThreadsOfProcess|OneThread|RenamedThreads)$")
+		"-test.v", "-test.run", "^TestCase(AllThreadsOfProcess|RunModeFollowsTree)$/^("+bestHook(t)+"|perf)$")
 	cmd.Env = append(os.Environ(), mainEnv+"=stage", namespaceEnv+"=1")
 	cmd.SysProcAttr = inNamespace()
 	code, stdout, stderr := outcome(t, cmd)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -296,14 +295,6 @@ func (tr *traced) inRange(r *workload.Report) []liveFault {
 		}
 	}
 	return in
-}
-
-// of selects the records of one process: without address randomisation others have
-// the same ranges.
-func (tr *traced) of(pid int) *traced {
-	only := *tr
-	only.faults = slices.DeleteFunc(slices.Clone(tr.faults), func(f liveFault) bool { return f.PID != pid })
-	return &only
 }
 
 // report is the workload's own account in stderr.
