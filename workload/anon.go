@@ -45,7 +45,7 @@ func (a *alloc) validate() error {
 const maxMappings = 60000
 
 func (a *alloc) lay(p *plan) error {
-	j := &job{touch: p.touchAll}
+	j := &job{toucher: p.writer()}
 	for left := a.size; left > 0; left -= a.block {
 		b, err := p.mapAnon(int(min(left, a.block)))
 		if err != nil {
@@ -89,9 +89,7 @@ func (t *touch) lay(p *plan) error {
 		r := wholeRange(b, fault.Write, p.pageSize)
 		n := int64(t.pages)
 		r.Expectation = Expectation{Pages: n, Faults: n, Minor: n}
-		j := &job{ranges: []Range{r}, memory: [][]byte{b}, touch: func(memory [][]byte) {
-			touchPages(memory[0], t.stride*p.pageSize)
-		}}
+		j := &job{ranges: []Range{r}, memory: [][]byte{b}, toucher: writeEach{t.stride * p.pageSize}}
 		if err := p.addJob(j); err != nil {
 			return err
 		}

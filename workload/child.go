@@ -25,9 +25,9 @@ func (c *cow) lay(p *plan) error {
 		return err
 	}
 	j := &job{
-		ranges: []Range{wholeRange(b, fault.Write, p.pageSize)},
-		memory: [][]byte{b},
-		touch:  p.touchAll,
+		ranges:  []Range{wholeRange(b, fault.Write, p.pageSize)},
+		memory:  [][]byte{b},
+		toucher: p.writer(),
 	}
 	if err := p.addJob(j); err != nil {
 		return err
@@ -58,27 +58,36 @@ func (k *kernel) lay(p *plan) error {
 		return fmt.Errorf("opening /dev/zero: %w", err)
 	}
 	p.onClose(func() error { return unix.Close(fd) })
-	var failed unix.Errno
+	z := &zeroReader{fd: fd}
 	return p.addJob(&job{
-		ranges: []Range{wholeRange(b, fault.Write, p.pageSize)},
-		memory: [][]byte{b},
-		touch: func(memory [][]byte) {
-			for b := memory[0]; len(b) > 0 && failed == 0; {
-				var n uintptr
-				n, _, failed = unix.RawSyscall(unix.SYS_READ, uintptr(fd),
-					uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
-				if failed == 0 {
-					b = b[n:]
-				}
-			}
-		},
+		ranges:  []Range{wholeRange(b, fault.Write, p.pageSize)},
+		memory:  [][]byte{b},
+		toucher: z,
 		check: func() error {
-			if failed != 0 {
-				return fmt.Errorf("reading /dev/zero: %w", failed)
+			if z.failed != 0 {
+				return fmt.Errorf("reading /dev/zero: %w", z.failed)
 			}
 			return nil
 		},
 	})
+}
+
+// zeroReader has read(2) fill memory from fd.
+type zeroReader struct {
+	fd     int
+	failed unix.Errno
+}
+
+//go:norace
+//go:nosplit
+func (z *zeroReader) touch(memory [][]byte) {
+	for b := memory[0]; len(b) > 0 && z.failed == 0; {
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(z.fd),
+			uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+		if z.failed = errno; errno == 0 {
+			b = b[n:]
+		}
+	}
 }
 
 // remote is the write to another process's fresh memory.
@@ -104,7 +113,7 @@ func (r *remote) lay(p *plan) error {
 	}
 	touchPages(data, p.pageSize)
 	w := &remoteWriter{data: data}
-	j := &job{ranges: []Range{wholeRange(b, fault.Write, p.pageSize)}, memory: [][]byte{b}, touch: w.write, check: w.check}
+	j := &job{ranges: []Range{wholeRange(b, fault.Write, p.pageSize)}, memory: [][]byte{b}, toucher: w, check: w.check}
 	if err := p.addJob(j); err != nil {
 		return err
 	}
@@ -121,11 +130,12 @@ type remoteWriter struct {
 	short         bool
 }
 
-// write fills the child's memory at the addresses of memory, page by page, by raw
+// touch fills the child's memory at the addresses of memory, page by page, by raw
 // system calls for the reason given at dropPages.
 //
 //go:norace
-func (w *remoteWriter) write(memory [][]byte) {
+//go:nosplit
+func (w *remoteWriter) touch(memory [][]byte) {
 	n := len(w.data)
 	w.local = unix.RemoteIovec{Base: uintptr(addressOf(w.data)), Len: n}
 	start := uintptr(addressOf(memory[0]))

@@ -59,7 +59,7 @@ func (f *file) lay(p *plan) error {
 	}
 	r := wholeRange(b, fault.Read, p.pageSize)
 	r.PgOff = &pgoff
-	j := &job{memory: [][]byte{b}, touch: func(memory [][]byte) { readPages(memory[0], p.pageSize) }}
+	j := &job{memory: [][]byte{b}, toucher: readEach{p.pageSize}}
 	switch {
 	case f.cold:
 		if err := makeCold(fd, b, p.pageSize); err != nil {
@@ -70,7 +70,7 @@ func (f *file) lay(p *plan) error {
 		r.Faults = windows(r, p.pageSize)
 		r.Minor = r.Faults
 	default:
-		j.touch = func(memory [][]byte) { readAlone(memory[0], p.pageSize) }
+		j.toucher = readAlone{p.pageSize}
 	}
 	j.ranges = []Range{r}
 	return p.addJob(j)
@@ -133,24 +133,25 @@ func windows(r Range, pageSize int) int64 {
 	return (r.Pages + perWindow - 1) / perWindow
 }
 
-// readAlone reads one byte of each page of b, which maps a file, and has every page
-// fault by itself: fault-around maps neighbours, but never beyond the page table of
-// the page that faulted (do_fault_around in mm/memory.c), and a huge mapping is not
-// larger than one. So the rest of the table is unmapped before its next page.
-//
-//go:noinline
+// readAlone reads from each page of a file mapping and has every page fault by
+// itself: fault-around maps neighbours, but never beyond the page table of the page
+// that faulted (do_fault_around in mm/memory.c), and a huge mapping is not larger
+// than one. So the rest of the table is unmapped before its next page.
+type readAlone struct{ pageSize int }
+
 //go:norace
-func readAlone(b []byte, pageSize int) (sum byte) {
+//go:nosplit
+func (r readAlone) touch(memory [][]byte) {
 	const entry = 8 // bytes of a page-table entry
-	span := pageSize / entry * pageSize
-	for i := 0; i < len(b); i += pageSize {
-		sum += readPages(b[i:i+1], pageSize)
-		if rest := b[i+pageSize : min(i+span, len(b))]; len(rest) > 0 {
+	span := r.pageSize / entry * r.pageSize
+	b := memory[0]
+	for i := 0; i < len(b); i += r.pageSize {
+		readPages(b[i:i+1], r.pageSize)
+		if rest := b[i+r.pageSize : min(i+span, len(b))]; len(rest) > 0 {
 			// It can only fail for a bad range. Then fewer faults are counted than expected.
 			_ = dropPages(rest)
 		}
 	}
-	return sum
 }
 
 // makeCold drops the pages that b maps from the page cache.

@@ -44,9 +44,9 @@ func (t *thp) lay(p *plan) error {
 		return fmt.Errorf("advising huge pages: %w", err)
 	}
 	return p.addJob(&job{
-		ranges: []Range{wholeRange(b, fault.Write, huge)},
-		memory: [][]byte{b},
-		touch:  p.touchAll, // each small page: only the first of a huge one faults
+		ranges:  []Range{wholeRange(b, fault.Write, huge)},
+		memory:  [][]byte{b},
+		toucher: p.writer(), // each small page: only the first of a huge one faults
 	})
 }
 
@@ -110,9 +110,9 @@ func (h *hugetlb) lay(p *plan) error {
 		return fmt.Errorf("%w (are other huge pages reserved?)", err)
 	}
 	return p.addJob(&job{
-		ranges: []Range{wholeRange(b, fault.Write, pool.pageSize)},
-		memory: [][]byte{b},
-		touch:  p.touchAll,
+		ranges:  []Range{wholeRange(b, fault.Write, pool.pageSize)},
+		memory:  [][]byte{b},
+		toucher: p.writer(),
 	})
 }
 

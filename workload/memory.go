@@ -14,6 +14,7 @@ import (
 //
 //go:noinline
 //go:norace
+//go:nosplit
 func touchPages(b []byte, stride int) {
 	for i := 0; i < len(b); i += stride {
 		b[i] = 1
@@ -24,6 +25,7 @@ func touchPages(b []byte, stride int) {
 //
 //go:noinline
 //go:norace
+//go:nosplit
 func readPages(b []byte, stride int) byte {
 	var sum byte
 	for i := 0; i < len(b); i += stride {
@@ -32,11 +34,34 @@ func readPages(b []byte, stride int) byte {
 	return sum
 }
 
+// writeEach writes to each stride bytes, readEach reads there.
+type (
+	writeEach struct{ stride int }
+	readEach  struct{ stride int }
+)
+
+//go:norace
+//go:nosplit
+func (w writeEach) touch(memory [][]byte) {
+	for _, b := range memory {
+		touchPages(b, w.stride)
+	}
+}
+
+//go:norace
+//go:nosplit
+func (r readEach) touch(memory [][]byte) {
+	for _, b := range memory {
+		readPages(b, r.stride)
+	}
+}
+
 // dropPages unmaps the pages of b by MADV_DONTNEED. Unlike [unix.Madvise] it does
 // not tell the Go scheduler, which could otherwise run code of its own, and take
 // faults, on the way back.
 //
 //go:norace
+//go:nosplit
 func dropPages(b []byte) unix.Errno {
 	_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, uintptr(unsafe.Pointer(unsafe.SliceData(b))),
 		uintptr(len(b)), unix.MADV_DONTNEED)
@@ -51,6 +76,7 @@ func asError(errno unix.Errno) error {
 	return errno
 }
 
+//go:nosplit
 func addressOf(b []byte) Address {
 	return Address(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }

@@ -29,13 +29,19 @@ type plan struct {
 	mapped  int // bytes of ownArea
 }
 
+// toucher takes the faults. Its method, and what that calls, must be nosplit; see
+// [thread.count].
+type toucher interface {
+	touch(memory [][]byte)
+}
+
 // job is the work of one thread.
 type job struct {
 	ranges []Range
-	// memory is what touch gets when it counts. Before, touch is called once with
+	// memory is what toucher gets when it counts. Before, it is called once with
 	// rehearsal, so that its code, its stack and what it reads are resident.
 	memory, rehearsal [][]byte
-	touch             func(memory [][]byte)
+	toucher           toucher
 	// pinned keeps the thread on CPU cpu.
 	pinned bool
 	cpu    int
@@ -79,12 +85,8 @@ func (p *plan) addJob(j *job) error {
 	return nil
 }
 
-// touchAll is the usual touch of a job: one write to each page of the system's size.
-func (p *plan) touchAll(memory [][]byte) {
-	for _, b := range memory {
-		touchPages(b, p.pageSize)
-	}
-}
+// writer returns the usual toucher: one write to each page of the system's size.
+func (p *plan) writer() toucher { return writeEach{p.pageSize} }
 
 // ownArea is where the memory goes that no fixed address is wanted for. Neither the
 // kernel nor the Go runtime puts anything there of itself, so a tracer that watches

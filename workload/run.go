@@ -189,50 +189,14 @@ func (t *thread) setUp() error {
 	if err := unix.Prctl(unix.PR_GET_NAME, uintptr(unsafe.Pointer(&t.comm)), 0, 0, 0); err != nil {
 		return fmt.Errorf("reading the thread's name: %w", err)
 	}
-	if err := t.move(); err != nil {
-		return err
+	if t.job.pinned {
+		var set unix.CPUSet
+		set.Set(t.job.cpu)
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("pinning a thread to CPU %d: %w", t.job.cpu, err)
+		}
 	}
 	return blockSignals()
-}
-
-// move sends the thread to another CPU and back, or to its own to stay. When a
-// thread has moved, the kernel writes the CPU's number to the memory that the C
-// library, if there is one, has registered by rseq(2). After a fork this write would
-// fault while the thread counts.
-func (t *thread) move() error {
-	var usable unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &usable); err != nil {
-		return fmt.Errorf("asking for usable CPUs: %w", err)
-	}
-	stops := firstCPUs(&usable, 2)
-	if t.job.pinned {
-		stops = append(stops, t.job.cpu)
-	}
-	for _, cpu := range stops {
-		var one unix.CPUSet
-		one.Set(cpu)
-		if err := unix.SchedSetaffinity(0, &one); err != nil {
-			return fmt.Errorf("moving a thread to CPU %d: %w", cpu, err)
-		}
-	}
-	if t.job.pinned {
-		return nil
-	}
-	if err := unix.SchedSetaffinity(0, &usable); err != nil {
-		return fmt.Errorf("letting a thread use all CPUs: %w", err)
-	}
-	return nil
-}
-
-// firstCPUs returns at most n CPUs of set.
-func firstCPUs(set *unix.CPUSet, n int) []int {
-	var cpus []int
-	for cpu, wanted := 0, min(n, set.Count()); len(cpus) < wanted; cpu++ {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus
 }
 
 // blockSignals blocks all signals for the calling thread.
@@ -247,16 +211,28 @@ func blockSignals() error {
 	return nil
 }
 
-// count touches memory between two readings of the thread's fault counters.
+// count touches memory between two readings of the thread's fault counters. In
+// between there must be no entry of a function that checks the stack: there the
+// scheduler, when the goroutine has run for 10 ms, runs another on this thread, and
+// after a fork even its own data faults.
 //
 //go:noinline
+//go:norace
+//go:nosplit
 func (t *thread) count(memory [][]byte) {
-	// The first reading only writes to where the results go, and so makes that resident.
-	for _, u := range [...]*unix.Rusage{&t.after, &t.before} {
-		_ = unix.Getrusage(unix.RUSAGE_THREAD, u) // fails only for a bad argument
-	}
-	t.job.touch(memory)
-	_ = unix.Getrusage(unix.RUSAGE_THREAD, &t.after)
+	// The first reading only makes the place for the result of the last one resident.
+	readUsage(&t.after)
+	readUsage(&t.before)
+	t.job.toucher.touch(memory)
+	readUsage(&t.after)
+}
+
+// readUsage is getrusage(RUSAGE_THREAD), which only fails for a bad argument.
+//
+//go:norace
+//go:nosplit
+func readUsage(u *unix.Rusage) {
+	unix.RawSyscall(unix.SYS_GETRUSAGE, unix.RUSAGE_THREAD, uintptr(unsafe.Pointer(u)), 0)
 }
 
 func (t *thread) counted() Counted {

@@ -67,9 +67,9 @@ func (s *segv) lay(p *plan) error {
 				Touches:     []Touch{{Address(uintptr(bad)), fault.Read.String()}},
 			},
 		},
-		memory: [][]byte{good},
-		touch:  p.touchAll,
-		last:   func() { peek(bad) },
+		memory:  [][]byte{good},
+		toucher: p.writer(),
+		last:    func() { peek(bad) },
 	})
 }
 

@@ -43,9 +43,9 @@ func (s *shmem) lay(p *plan) error {
 	// twice, which makes it major.
 	r.Minor, r.Either = 0, r.Faults
 	return p.addJob(&job{
-		ranges: []Range{r},
-		memory: [][]byte{b},
-		touch:  p.touchAll,
+		ranges:  []Range{r},
+		memory:  [][]byte{b},
+		toucher: p.writer(),
 	})
 }
 

@@ -74,11 +74,11 @@ func (s *storm) lay(p *plan) error {
 		}
 		r := &rounds{stop: &stop, most: int64(s.pages), pageSize: p.pageSize}
 		j := &job{
-			ranges: []Range{wholeRange(b, fault.Write, p.pageSize)},
-			memory: [][]byte{b},
-			touch:  r.touch,
-			pinned: true,
-			cpu:    cpu,
+			ranges:  []Range{wholeRange(b, fault.Write, p.pageSize)},
+			memory:  [][]byte{b},
+			toucher: r,
+			pinned:  true,
+			cpu:     cpu,
 		}
 		j.ranges[0].Faults, j.ranges[0].Minor = int64(s.pages), int64(s.pages)
 		j.check = func() error {
@@ -104,6 +104,7 @@ type rounds struct {
 // touch makes round after round until it is told to stop.
 //
 //go:norace
+//go:nosplit
 func (r *rounds) touch(memory [][]byte) {
 	r.touched = 0
 	for {
@@ -137,5 +138,11 @@ func (s *storm) chooseCPUs() ([]int, error) {
 		}
 		wanted = n
 	}
-	return firstCPUs(&set, wanted), nil
+	var cpus []int
+	for cpu := 0; len(cpus) < wanted; cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus, nil
 }

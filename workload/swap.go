@@ -51,9 +51,9 @@ func (s *swap) lay(p *plan) error {
 		r.Either = r.Pages
 	}
 	return p.addJob(&job{
-		ranges: []Range{r},
-		memory: [][]byte{b},
-		touch:  func(memory [][]byte) { readPages(memory[0], p.pageSize) },
+		ranges:  []Range{r},
+		memory:  [][]byte{b},
+		toucher: readEach{p.pageSize},
 	})
 }
 

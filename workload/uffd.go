@@ -55,7 +55,7 @@ func (u *uffd) lay(p *plan) error {
 	// Minor or major: a fault that comes back with FAULT_FLAG_TRIED counts as major
 	// (mm_account_fault). Under a per-VMA lock, since Linux 6.7, it comes back without.
 	r.Minor, r.Either = 0, r.Faults
-	return p.addJob(&job{ranges: []Range{r}, memory: [][]byte{b}, touch: p.touchAll, check: s.wait})
+	return p.addJob(&job{ranges: []Range{r}, memory: [][]byte{b}, toucher: p.writer(), check: s.wait})
 }
 
 // uffdServer provides pages of one region.

@@ -74,7 +74,7 @@ func (where) lay(p *plan) error {
 		},
 		memory:    [][]byte{data, code},
 		rehearsal: [][]byte{otherData, otherCode},
-		touch:     touchWhere,
+		toucher:   callEach{},
 	})
 }
 
@@ -118,11 +118,12 @@ func returns(pageSize int) ([]byte, error) {
 	return nil, errors.New("kind where knows no instruction of architecture " + runtime.GOARCH)
 }
 
-// touchWhere reads, writes, overwrites and calls.
-//
-//go:noinline
+// callEach reads, writes, overwrites and calls.
+type callEach struct{}
+
 //go:norace
-func touchWhere(memory [][]byte) {
+//go:nosplit
+func (callEach) touch(memory [][]byte) {
 	data, code := memory[0], memory[1]
 	c := data[atRead]
 	data[atWrite] = 1
