@@ -638,7 +638,7 @@ int begin_exec(__u64 *ctx)
 	/* The old address space may be freed, and a later one stand in its place. */
 	st = find_state(task);
 	if (st)
-		st->vma_mm = 0;
+		st->vma_mm = st->exe_match = 0;
 	ids = observed_ids(task);
 	value = bpf_map_lookup_elem(&tracked, &ids.pid);
 	if (value && *value == TRACKED_PRE_EXEC)
@@ -655,6 +655,11 @@ int leave(__u64 *ctx)
 	if (!st)
 		return 0;
 	settle(st, task);
-	drop_state(task);
+	/*
+	 * Task storage goes with the task. It must not go before: since 6.16 a thread
+	 * may take its last faults after this, which need the counts so far.
+	 */
+	if (!task_storage)
+		drop_state();
 	return 0;
 }

@@ -125,14 +125,9 @@ static __always_inline struct task_state *make_state(struct task_struct *task)
 	return bpf_map_lookup_elem(&states_by_tid, &tid);
 }
 
-/* Forgets the current thread, which is task. */
-static __always_inline void drop_state(struct task_struct *task)
+/* Forgets the current thread, on kernels that do not do so by themselves. */
+static __always_inline void drop_state(void)
 {
-	if (task_storage) {
-		bpf_task_storage_delete(&states, task);
-		return;
-	}
-
 	__u32 tid = bpf_get_current_pid_tgid();
 
 	bpf_map_delete_elem(&states_by_tid, &tid);
