@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,10 @@ import (
 
 // testPackages are the packages with tests that want a kernel to themselves.
 var testPackages = []string{"./cmd/faultsnoop", "./internal/kernel", "./internal/perfevent", "./workload"}
+
+// lastPackage has a test that leaves the kernel locked down, and so runs after all
+// others: TestLockdown.
+const lastPackage = "cmd/faultsnoop"
 
 // Limits of one test binary: the test framework's own, which prints all stacks,
 // comes before the kill.
@@ -103,7 +108,7 @@ func (p programs) install(fsys initramfs, o options) ([]guest.Program, error) {
 			Name: "cmd", Args: []string{"/bin/sh", "-c", o.command}, Dir: "/root", Timeout: o.limit,
 		}}, nil
 	}
-	var list []guest.Program
+	var list, last []guest.Program
 	for _, t := range p.tests {
 		// Tests run in their package's folder, as under go test.
 		dir := path.Join("/src", t.pkg)
@@ -122,6 +127,12 @@ func (p programs) install(fsys initramfs, o options) ([]guest.Program, error) {
 			args = append(args, "-test.short")
 		}
 		list = append(list, guest.Program{Name: t.pkg, Args: args, Dir: dir, Timeout: killTimeout})
+		if t.pkg == lastPackage && o.run == "" {
+			last = []guest.Program{{
+				Name: t.pkg + ":lockdown", Dir: dir, Timeout: killTimeout,
+				Args: append(slices.Clip(args), "-test.run=^TestLockdown$", "-lockdown"),
+			}}
+		}
 	}
-	return list, nil
+	return append(list, last...), nil
 }
