@@ -52,6 +52,9 @@ volatile __u64 sample_seq;
 /* CLOCK_MONOTONIC when tracing began: a thread born later has no faults of before. */
 const volatile __u64 started_ns;
 
+/* A thread may come under the filters in the middle of its life (uid, cgroup). */
+#define joins_late (filter_uid || filter_cgroup)
+
 /* Bits of the x86 page-fault error code (arch/x86/include/asm/trap_pf.h). */
 #define PF_WRITE 0x2
 #define PF_USER 0x4
@@ -153,19 +156,20 @@ static __always_inline void settle(struct task_state *st, struct task_struct *ta
 		add_to(unseen.major, major);
 }
 
-/* The thread's state, new ones at the thread's present counts. */
-static __always_inline struct task_state *state_of(struct task_struct *task)
+/*
+ * Makes the state of a thread that is first heard of. What the kernel has counted
+ * for it before is not ours, unless it was born into a traced process: then these
+ * are faults that should have been heard of.
+ */
+static __always_inline struct task_state *new_state(struct task_struct *task)
 {
-	struct task_state *st = find_state(task);
+	struct task_state *st = make_state(task);
 
-	if (st)
-		return st;
-	st = make_state(task);
 	if (!st) {
 		count(lost_state);
 		return NULL;
 	}
-	if (READ_TASK(task, start_time) < started_ns) {
+	if (joins_late || READ_TASK(task, start_time) < started_ns) {
 		st->min_flt = READ_TASK(task, min_flt);
 		st->maj_flt = READ_TASK(task, maj_flt);
 	}
@@ -180,20 +184,34 @@ struct beginning {
 	bool foreign_mm;
 };
 
-/* Starts a record. Returns the state, or NULL if the fault is not wanted. */
-static __always_inline struct task_state *begin(struct task_struct *task, const struct beginning *b)
+/*
+ * Starts a record. st is the thread's state, NULL if it has none yet. Returns the
+ * state, or NULL if the process is not wanted.
+ */
+static __always_inline struct task_state *begin(struct task_struct *task, struct task_state *st,
+						const struct beginning *b)
 {
 	bool selftest = is_selftest(task, b->address);
-	struct task_state *st;
 	struct fault_record *rec;
+	bool wanted;
 
-	if (!selftest && (!armed || !process_matches(task, b->foreign_mm)))
+	if (!selftest && (!armed || !process_matches(task, b->foreign_mm))) {
+		if (st)
+			st->wanted = false;
 		return NULL;
-	st = state_of(task);
-	if (!st)
-		return NULL;
-	st->wanted = !selftest && names_match(task, st);
+	}
+	if (st) {
+		wanted = !selftest && names_match(task, st);
+	} else {
+		st = new_state(task);
+		if (!st)
+			return NULL;
+		wanted = !selftest && names_match(task, st);
+		st->wanted = wanted;
+	}
+	/* What went unheard since the last fault falls under the verdict of then. */
 	settle(st, task);
+	st->wanted = wanted;
 
 	rec = &st->rec;
 	identify(st, task);
@@ -280,7 +298,7 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	/* The exception announced by page_fault_kernel has found its mapping. */
 	if (st && st->phase == TRAPPED && st->rec.address == address)
 		st->phase = IDLE;
-	st = begin(task, &b);
+	st = begin(task, st, &b);
 	if (!st)
 		return;
 	st->phase = HANDLING;
@@ -414,7 +432,7 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 					   ACCESS_READ;
 	b.flags = (error_code & PF_WRITE ? flag_write : 0) |
 		  (error_code & PF_INSTR ? flag_instruction : 0) | (user ? flag_user : 0);
-	return begin(task, &b);
+	return begin(task, find_state(task), &b);
 }
 
 /*
@@ -531,10 +549,10 @@ static __always_inline __u8 signal_result(int sig, int code)
 }
 
 /* A user access that handle_mm_fault never heard of. */
-static __always_inline struct task_state *begin_refused(struct task_struct *task, __u64 address)
+static __always_inline struct task_state *begin_refused(struct task_struct *task,
+							struct task_state *st, __u64 address)
 {
 	struct beginning b = { .address = address, .mode = MODE_USER };
-	struct task_state *st;
 
 #if defined(__TARGET_ARCH_x86)
 	__u64 error_code = READ_TASK(task, thread.error_code);
@@ -552,7 +570,7 @@ static __always_inline struct task_state *begin_refused(struct task_struct *task
 						ACCESS_READ;
 	b.known = KNOWN_ACCESS;
 #endif
-	st = begin(task, &b);
+	st = begin(task, st, &b);
 	if (st && !st->ignored)
 		name_task(&st->rec, task);
 	return st;
@@ -586,7 +604,7 @@ int refuse(__u64 *ctx)
 		end(st, task, result, false);
 		return 0;
 	}
-	st = begin_refused(task, address);
+	st = begin_refused(task, st, address);
 	if (!st)
 		return 0;
 	st->rec.end_ns = st->rec.start_ns;
