@@ -114,7 +114,7 @@ struct counters {
 	struct tally lost_ring; /* no room in the ring buffer */
 	struct tally unseen;	/* in min_flt or maj_flt, but never heard of */
 	__u64 lost_state;	/* no memory for a thread's state */
-	__u64 lost_children; /* processes that could not be followed */
+	__u64 lost_children;	/* processes that could not be followed */
 	__u64 filtered;
 	__u64 untimed;	 /* records of completions that were not heard of */
 	__u64 name_lost; /* file names that found no room; sent again later */

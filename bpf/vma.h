@@ -48,8 +48,8 @@ static __always_inline void describe_file(struct fault_record *rec, struct file 
 	struct super_block *sb = READ(typed, inode, i_sb);
 	struct name_key key = {
 		.ino = READ(typed, inode, i_ino),
-		.hash = READ(typed, dentry, d_name.hash) |
-			(__u64)READ(typed, dentry, d_name.len) << 32,
+		.hash = READ(typed, dentry, d_name.hash) | (__u64)READ(typed, dentry, d_name.len)
+								   << 32,
 		.dev = READ(typed, sb, s_dev),
 	};
 
