@@ -1,14 +1,21 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"os"
 	"text/tabwriter"
+	"time"
+	"unsafe"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
 )
 
@@ -54,7 +61,7 @@ Then each hook that could work is proven by a page fault of the tool's own.
 Exits with 0 when some hook works.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d := diagnose()
+			d := diagnose(cmd.Context())
 			if err := d.print(cmd.OutOrStdout(), asJSON); err != nil {
 				return err
 			}
@@ -68,13 +75,13 @@ Exits with 0 when some hook works.`,
 	return cmd
 }
 
-func diagnose() diagnosis {
+func diagnose(ctx context.Context) diagnosis {
 	f, sys := kernel.Probe()
 	d := diagnosis{Kernel: sys.Release, Arch: sys.Arch, Checks: checks(&f, &sys)}
 	for _, v := range f.Verdicts() {
 		h := hookReport{Hook: string(v.Hook), SelfTest: "not run", Why: v.Found, Remedy: v.Remedy}
 		if v.OK {
-			proveHook(&h)
+			proveHook(ctx, &h)
 		}
 		if h.OK && d.Use == "" {
 			d.Use = h.Hook
@@ -85,20 +92,56 @@ func diagnose() diagnosis {
 	return d
 }
 
-// proveHook opens the hook for the tool's own process, which includes its self-test.
-func proveHook(h *hookReport) {
-	o := sourceOptions{Hook: h.Hook, Buffer: 1 << 16}
-	o.Filter.PIDs = []uint32{selfPID()}
-	o.Filter.Self = true
-	src, err := openSource(o, quiet())
+// proveHook opens the hook for a page of the tool's own, takes a fault on it and
+// wants to see its record.
+func proveHook(ctx context.Context, h *hookReport) {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		h.SelfTest = fmt.Sprintf("mapping a page: %v", err)
+		return
+	}
+	defer unix.Munmap(page)
+	address := uint64(uintptr(unsafe.Pointer(&page[0])))
+	o := sourceOptions{Hook: h.Hook, Buffer: 1 << 16, Filter: fault.Filter{
+		PIDs: []uint32{uint32(os.Getpid())}, Self: true,
+		AddrStart: address, AddrEnd: address + uint64(len(page)),
+	}}
+	src, err := openSource(o, slog.New(slog.DiscardHandler))
 	if err != nil {
 		h.SelfTest = err.Error()
 		return
 	}
-	h.OK, h.SelfTest = true, "passed"
+	defer src.Close()
 	h.Covers, h.Blind = src.Session().Covers, src.Session().Blind
-	if err := src.Close(); err != nil {
-		h.SelfTest = "passed, but closing it: " + err.Error()
+	page[proofOffset] = 1
+	if err := awaitFault(ctx, src, address+proofOffset); err != nil {
+		h.SelfTest = err.Error()
+		return
+	}
+	h.OK, h.SelfTest = true, "passed"
+}
+
+const (
+	proofOffset  = 0x234
+	proofTimeout = 2 * time.Second
+)
+
+// awaitFault waits for the record of a write to address.
+func awaitFault(ctx context.Context, src source, address uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
+	defer cancel()
+	for {
+		batch, err := src.Next(ctx)
+		if err != nil {
+			return fmt.Errorf("waiting for the record of a fault of the tool's own: %w", err)
+		}
+		for i := range batch.Faults {
+			f := &batch.Faults[i]
+			if f.Address != address || !f.OK() || f.Major {
+				return fmt.Errorf("a write to %#x was seen as a fault on %#x, result %v", address, f.Address, f.Result)
+			}
+			return nil
+		}
 	}
 }
 

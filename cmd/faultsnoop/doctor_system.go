@@ -2,10 +2,7 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"log/slog"
 	"math"
-	"os"
 	"strings"
 
 	"github.com/docker/go-units"
@@ -13,10 +10,6 @@ import (
 
 	"faultsnoop/internal/kernel"
 )
-
-func selfPID() uint32 { return uint32(os.Getpid()) }
-
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func kernelCheck(sys *kernel.System) check {
 	var major, minor int
