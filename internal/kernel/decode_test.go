@@ -1,0 +1,108 @@
+package kernel
+
+import (
+	"bytes"
+	"testing"
+	"time"
+	"unsafe"
+
+	"faultsnoop/internal/fault"
+)
+
+// raw is a record as the ring buffer holds it; it aliases r.
+func raw[T any](r *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(r)), unsafe.Sizeof(*r))
+}
+
+func nameRecord(key faultNameKey, name string) *faultNameRecord {
+	r := &faultNameRecord{Type: recordName, Len: uint32(len(name)), Key: key}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&r.Name[0])), len(r.Name)), name)
+	return r
+}
+
+func TestDecode(t *testing.T) {
+	key := faultNameKey{Ino: 5, Hash: 6, Dev: 7}
+	r := faultFaultRecord{
+		Type: recordFault, Cpu: 3, StartNs: 1000, EndNs: 3500, Address: 0x7000_2345, Ip: 0x400000,
+		VmaStart: 0x7000_0000, VmaEnd: 0x7000_8000, VmaPgoff: 16, VmaFlags: 0x75, File: key,
+		HostPid: 11, HostTid: 12, Pid: 1, Tid: 2, Flags: 0x55, Attempts: 2, Known: 0xff,
+		Mode: 1, Access: 2, Result: 1, Major: 1, Label: labelFile,
+	}
+	copy(raw(&r.Comm), "worker")
+	copy(raw(&r.Process), "server")
+	d := newDecoder(4096)
+
+	if f, ok := d.decode(raw(&r)); !ok || f.Is(fault.HasLabel) {
+		t.Errorf("label %q of a name that has not come", f.VMA.Label)
+	}
+	if _, ok := d.decode(raw(nameRecord(key, "lib.so"))); ok {
+		t.Error("a name became a fault")
+	}
+	f, ok := d.decode(raw(&r))
+	if !ok {
+		t.Fatal("no fault")
+	}
+	const most = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasSomeFlag |
+		fault.HasAttempts | fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs
+	want := fault.Fault{
+		End: 3500, Latency: 2500 * time.Nanosecond, PID: 1, TID: 2, HostPID: 11, HostTID: 12, CPU: 3,
+		Comm: fault.MakeComm("worker"), Process: fault.MakeComm("server"), Known: most,
+		Mode: fault.Kernel, Access: fault.Exec, Result: fault.SIGBUS, Major: true, Attempts: 2, Flags: 0x55,
+		Address: 0x7000_2345, IP: 0x400000, PgOff: 18,
+		VMA: fault.VMA{Start: 0x7000_0000, End: 0x7000_8000, PgOff: 16, Flags: 0x75, Inode: 5, Dev: 7, Label: "lib.so"},
+	}
+	if f != want {
+		t.Errorf("got  %+v\nwant %+v", f, want)
+	}
+	if f.VMA.Perm() != "r-xp" {
+		t.Errorf("permissions %q", f.VMA.Perm())
+	}
+}
+
+func TestDecodeUnknown(t *testing.T) {
+	d := newDecoder(4096)
+	r := faultFaultRecord{Type: recordFault, StartNs: 9, EndNs: 9, Result: resultUnknown, VmaStart: 1, Label: labelHeap}
+	f, ok := d.decode(raw(&r))
+	if !ok || f.Known != fault.HasMode|fault.HasIDs || f.VMA != (fault.VMA{}) || f.PgOff != 0 {
+		t.Errorf("%+v", f)
+	}
+	r.Known, r.EndNs = 1, 8
+	if f, _ := d.decode(raw(&r)); f.Is(fault.HasLatency) || f.Latency != 0 {
+		t.Errorf("latency %v of a fault that ends before it begins", f.Latency)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	r := faultFaultRecord{Type: recordFault, Known: 0xff, Label: labelFile}
+	f.Add(bytes.Clone(raw(&r)))
+	f.Add(bytes.Clone(raw(nameRecord(faultNameKey{}, "x"))))
+	f.Add([]byte{1, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		d := newDecoder(4096)
+		// The ring buffer's records are aligned.
+		aligned := make([]uint64, len(b)/8+1)
+		p := unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(b))
+		copy(p, b)
+		d.decode(p)
+	})
+}
+
+// The Go constants must be those of bpf/fault.h, whose enums bpf2go does not export.
+func TestWords(t *testing.T) {
+	if fault.EFAULT != 6 || fault.Interrupted != 5 || fault.HWPoison != 4 || fault.OOM != 3 || fault.SIGSEGV != 2 {
+		t.Error("fault.Result is not in the order of enum result")
+	}
+	if fault.Remote != 2 || fault.Exec != 2 {
+		t.Error("fault.Mode or fault.Access is not in the order of the C enums")
+	}
+}
+
+func BenchmarkDecode(b *testing.B) {
+	d := newDecoder(4096)
+	r := faultFaultRecord{Type: recordFault, Known: 0xff, Label: labelAnon, VmaEnd: 1 << 40}
+	p := raw(&r)
+	b.ReportAllocs()
+	for b.Loop() {
+		d.decode(p)
+	}
+}
