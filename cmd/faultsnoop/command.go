@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -187,6 +188,15 @@ func (c *command) Signal(sig os.Signal) error {
 		return fmt.Errorf("passing %v on to %q: %w", sig, c.name, err)
 	}
 	return nil
+}
+
+// init keeps a shim on the thread that bears the process's id: perf events are
+// those of a thread, and one that is to begin with exec must be on the thread that
+// calls it. Only before main is that thread known to run this.
+func init() {
+	if _, ok := os.LookupEnv(shimEnv); ok {
+		runtime.LockOSThread()
+	}
 }
 
 // beShim returns at once unless this process was started to be the shim of a

@@ -45,6 +45,25 @@ func TestCommandStatus(t *testing.T) {
 	}
 }
 
+// A shim waits, and so calls exec, on the thread that perf events are opened for.
+func TestShimThread(t *testing.T) {
+	for range 10 {
+		pid := startTest(t, "true").PID()
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+		if err != nil {
+			t.Skip(err) // CONFIG_HAVE_ARCH_TRACEHOOK, and the permission to look
+		}
+		// It has said that it is ready and may not be in its next call yet.
+		for deadline := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(b), fmt.Sprintf("%d ", unix.SYS_READ)); {
+			if time.Now().After(deadline) {
+				t.Fatalf("the main thread of a shim is in system call %q, want read", b)
+			}
+			time.Sleep(time.Millisecond)
+			b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+		}
+	}
+}
+
 // TestExitCodes is case 11: the code of the command, or why it could not run.
 func TestExitCodes(t *testing.T) {
 	plain := filepath.Join(t.TempDir(), "plain")
