@@ -147,6 +147,16 @@ func (c *crew) run(ctx context.Context, t *thread) {
 	// Never unlocked: so the thread ends with the goroutine, and its name, signal
 	// mask and CPU with it.
 	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread's name and id are those of the process: it stays idle.
+		worker := make(chan struct{})
+		go func() {
+			defer close(worker)
+			c.run(ctx, t)
+		}()
+		<-worker
+		return
+	}
 	err := t.setUp()
 	if err == nil {
 		t.count(t.job.rehearsal)
