@@ -18,6 +18,7 @@ import (
 // The command's exit code is returned.
 // https://github.com/tarides/runtime_events_tools/issues/110
 func TestCaseExitCode(t *testing.T) {
+	anyKernel(t)
 	dir := t.TempDir()
 	plain, script := filepath.Join(dir, "plain"), filepath.Join(dir, "script")
 	for name, mode := range map[string]os.FileMode{plain: 0o644, script: 0o755} {
@@ -47,6 +48,7 @@ func TestCaseExitCode(t *testing.T) {
 // INT, TERM and HUP end a trace with all that it has seen.
 // https://github.com/bpftrace/bpftrace/issues/928
 func TestCaseSignals(t *testing.T) {
+	anyKernel(t)
 	signals := []syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP}
 	if signal.Ignored(unix.SIGHUP) {
 		signals = signals[:2] // under nohup it is to be ignored
@@ -70,6 +72,7 @@ func TestCaseSignals(t *testing.T) {
 // or not.
 // https://github.com/bpftrace/bpftrace/issues/928
 func TestCaseReaderGoesAway(t *testing.T) {
+	anyKernel(t)
 	hook := bestHook(t)
 	storm := program("workload", "storm", "--cpus", "1", "--duration", "10m")
 	startKilled(t, storm)

@@ -248,6 +248,7 @@ func checkHostileName(t *testing.T, tr *traced, rep *workload.Report) {
 // The same name on a terminal.
 // https://github.com/eunomia-bpf/agentsight/issues/6
 func TestCaseHostileText(t *testing.T) {
+	anyKernel(t)
 	_, text, stderr := outcome(t, program("trace", "--hook", bestHook(t), "--",
 		self(t), "workload", "touch", "--pages", "20", "--name", hostileName))
 	if !utf8.ValidString(text) || !strings.Contains(text, `a\"b\\c\n`) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,14 @@ func ownMachine(t *testing.T) {
 	t.Helper()
 	if os.Getenv(guestEnv) == "" {
 		t.Skip("it changes the whole machine: " + guestEnv + " is not set, this is no guest of the kernel matrix")
+	}
+}
+
+// anyKernel marks a test of what is decided above the kernel.
+func anyKernel(t *testing.T) {
+	t.Helper()
+	if os.Getenv(guestEnv) != "" {
+		t.Skip("it is the same on every kernel, and was run on the host: emulated machines are slow")
 	}
 }
 
@@ -274,6 +283,7 @@ func stage(args []string) int {
 		var set unix.CPUSet
 		var cpu int
 		if cpu, err = strconv.Atoi(rest[0]); err == nil {
+			runtime.LockOSThread() // exec keeps the caller's CPUs
 			set.Set(cpu)
 			err = unix.SchedSetaffinity(0, &set)
 		}

@@ -123,7 +123,7 @@ func TestCaseStormWithoutLoss(t *testing.T) {
 func TestCaseManySleepingFaults(t *testing.T) {
 	hooks(t, allHooks, func(t *testing.T, hook string) {
 		const pages = 64
-		processes := inGuest(60, 24) // more than twice what a return probe stands by default
+		processes := inGuest(60, 16) // a return probe stands ten or so by default
 		a := startArmed(t, hook, "--comm", "case_asleep")
 		reports := crowd(t, processes, "uffd", "--pages", strconv.Itoa(pages), "--delay", "20ms", "--name", "case_asleep")
 		tr := a.stop(t, hook)
