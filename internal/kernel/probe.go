@@ -80,6 +80,11 @@ func probeBPF(sys *System, memlockErr error) Support {
 		return sys.refusal("loading a BPF program", err)
 	}
 	p.Close()
+	// Every kernel with a BPF ring buffer has this helper. Lockdown hides it, and a
+	// verifier that does not find it says nothing of the cause.
+	if features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnProbeReadKernel) != nil {
+		return sys.mayNotRead()
+	}
 	return Support{OK: true, Found: "programs can be loaded"}
 }
 

@@ -147,6 +147,18 @@ func container() string {
 	return ""
 }
 
+const unlock = "boot with lockdown=integrity or none"
+
+// mayNotRead is why BPF programs cannot read kernel memory
+// (LOCKDOWN_BPF_READ_KERNEL in kernel/trace/bpf_trace.c).
+func (s *System) mayNotRead() Support {
+	cause := "kernel lockdown (confidentiality) forbids it"
+	if s.Lockdown == "" {
+		cause = "refused; perhaps by kernel lockdown, whose state cannot be read here"
+	}
+	return Support{Found: "reading kernel memory from a BPF program: " + cause, Remedy: unlock}
+}
+
 // refusal turns an error of the kernel into its likely cause. The library's own
 // text is not passed on for EPERM: it suspects RLIMIT_MEMLOCK, which does not
 // matter since Linux 5.11.
@@ -159,10 +171,7 @@ func (s *System) refusal(doing string, err error) Support {
 		(!s.HasCap(unix.CAP_BPF) || !s.HasCap(unix.CAP_PERFMON)):
 		return Support{Found: doing + ": needs root, or CAP_BPF and CAP_PERFMON", Remedy: asRoot}
 	case errors.Is(err, unix.EPERM) && s.Lockdown == "confidentiality":
-		return Support{
-			Found:  doing + ": kernel lockdown (confidentiality) forbids it",
-			Remedy: "boot with lockdown=integrity or none",
-		}
+		return Support{Found: doing + ": kernel lockdown (confidentiality) forbids it", Remedy: unlock}
 	case errors.Is(err, unix.EPERM):
 		return Support{Found: doing + ": operation not permitted by this kernel"}
 	case errors.Is(err, fs.ErrNotExist):
