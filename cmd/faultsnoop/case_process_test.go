@@ -88,8 +88,8 @@ func TestCaseNames(t *testing.T) {
 		long := touch(one, "--pages", "300")
 		pool := touch(renamed, "--pages", "100", "--threads", "4", "--name", "pool-worker")
 		tr := a.stop(t, hook)
-		checkWorkload(t, tr, long)
-		checkWorkload(t, tr, pool)
+		checkCounts(t, tr, long)
+		checkCounts(t, tr, pool)
 		for want, rep := range map[int]*workload.Report{300: long, 400: pool} {
 			if n := len(ofProcess(tr.inRange(rep), rep.PID)); n != want {
 				t.Errorf("%d records, want %d", n, want)

@@ -246,6 +246,14 @@ func parse(t *testing.T, hook string, stdout []byte, stderr string, code int) *t
 	out := &traced{hook: hook, stderr: stderr, code: code}
 	lines := bytes.Split(bytes.TrimSuffix(stdout, []byte("\n")), []byte("\n"))
 	for i, line := range lines {
+		if bytes.HasPrefix(line, []byte(`{"type":"fault",`)) { // most of them are
+			var f liveFault
+			if err := json.Unmarshal(line, &f); err != nil {
+				t.Fatalf("line %d is no JSON: %v: %q\nstderr: %s", i, err, line, stderr)
+			}
+			out.faults = append(out.faults, f)
+			continue
+		}
 		var kind struct{ Type string }
 		if err := json.Unmarshal(line, &kind); err != nil {
 			t.Fatalf("line %d is no JSON: %v: %q\nstderr: %s", i, err, line, stderr)
@@ -257,10 +265,6 @@ func parse(t *testing.T, hook string, stdout []byte, stderr string, code int) *t
 			if i != 0 {
 				t.Errorf("header in line %d", i)
 			}
-		case "fault":
-			var f liveFault
-			err = json.Unmarshal(line, &f)
-			out.faults = append(out.faults, f)
 		case "lost":
 			var l struct{ Count uint64 }
 			err = json.Unmarshal(line, &l)
