@@ -17,12 +17,17 @@ type bench struct {
 	options
 	scratch  string // a folder for what the contenders write
 	progress io.Writer
+	load     float64 // of the machine before the first run
 	all      []*contender
 }
 
 // measure lets the contenders take turns. One that fails in its trial is left out
 // with the reason; a later failure is an error.
 func (b *bench) measure() error {
+	var err error
+	if b.load, err = loadAverage(); err != nil {
+		return fmt.Errorf("reading the load of the machine: %w", err)
+	}
 	b.all = b.contenders()
 	for _, c := range b.all {
 		if c.absent != "" {

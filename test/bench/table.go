@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -64,8 +65,8 @@ func (b *bench) markdown() string {
 		}
 	}
 	var t strings.Builder
-	fmt.Fprintf(&t, "Measured %s with `make bench` on %s. One thread of `faultsnoop workload touch` takes\n"+
-		"%d faults; medians of %d rounds.\n\n", time.Now().UTC().Format(time.DateOnly), machine(), b.pages, b.rounds)
+	fmt.Fprintf(&t, "Measured %s with `%smake bench BENCHFLAGS='-pages %d -rounds %d'` on\n%s. %s\n\n",
+		time.Now().UTC().Format(time.DateOnly), priority(), b.pages, b.rounds, machine(), b.quietness())
 	writeComparison(&t, measured)
 	writePrograms(&t, measured)
 	t.WriteString("What was run, with the workload behind it and standard output to /dev/null:\n\n")
@@ -133,6 +134,35 @@ func machine() string {
 		release = "Linux " + unix.ByteSliceToString(u.Release[:])
 	}
 	return fmt.Sprintf("%s, %s, %d CPUs", release, runtime.GOARCH, runtime.NumCPU())
+}
+
+// priority is how the command line begins if the bench runs at another priority
+// than usual, which the contenders inherit.
+func priority() string {
+	// The system call returns 20 - nice (getpriority in kernel/sys.c).
+	p, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil || p == 20 {
+		return ""
+	}
+	return fmt.Sprintf("nice -n %d ", 20-p)
+}
+
+// quietness warns of other work on the machine while b measured.
+func (b *bench) quietness() string {
+	if b.load < 0.5 {
+		return "The machine was idle."
+	}
+	return fmt.Sprintf("The machine was busy with other work (load average %.1f at the start): slow-downs are rough.", b.load)
+}
+
+// loadAverage is the number of threads that ran or wanted to during the last minute.
+func loadAverage() (float64, error) {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := bytes.Cut(text, []byte(" "))
+	return strconv.ParseFloat(string(first), 64)
 }
 
 // The generated part of a document is between these lines.
