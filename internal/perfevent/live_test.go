@@ -108,7 +108,8 @@ func TestCommand(t *testing.T) {
 	if c.Seen != uint64(len(faults)) || c.Minor+c.Major != c.Seen || c.LostTotal() != 0 || c.Filtered != 0 {
 		t.Errorf("%d faults delivered, counters %+v", len(faults), c)
 	}
-	if info := s.Session(); info.Hook != "perf" || info.CPUs < 1 || info.PageSize != pageSize || !slices.Contains(info.Covers, "user") {
+	if info := s.Session(); info.Hook != "perf" || info.CPUs < 1 || info.PageSize != pageSize || !slices.Contains(info.Covers, "user") ||
+		!strings.Contains(strings.Join(info.Blind, "; "), "gain privileges") {
 		t.Errorf("session %+v", info)
 	}
 	var last uint64

@@ -110,6 +110,8 @@ func newSession(opt Options) *Session {
 	}
 	// Threads that are asked for by their own id do not stand for those they start.
 	s.inherit = len(flt.TIDs) == 0
+	s.tasks.chosen = len(list) > 0 && s.inherit && flt.Children
+	s.tasks.nobody.proc.listed = s.tasks.chosen
 	return s
 }
 
@@ -360,10 +362,13 @@ func (s *Session) describe(cpus int) error {
 	info.MonoStarted, info.Started = startTimes()
 	if s.userOnly {
 		info.Blind = append(info.Blind,
-			"faults that the kernel takes on a process's memory: need root or perf_event_paranoid 1",
-			"programs that gain privileges when they start")
+			"faults that the kernel takes on a process's memory: need root or perf_event_paranoid 1")
 	} else {
 		info.Covers = append(info.Covers, fault.Kernel.String())
+	}
+	if s.scope == taskScope {
+		// begin_new_exec in fs/exec.c takes their events away, whoever has opened them.
+		info.Blind = append(info.Blind, "programs that gain privileges or may not be read, from their start on")
 	}
 	if s.opt.NoEntries {
 		info.Blind = append(info.Blind, "latency", "faults that fail")

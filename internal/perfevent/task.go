@@ -97,6 +97,10 @@ type tasks struct {
 	list map[uint32]bool
 	// children: forks of a listed or kindred process are so too.
 	children bool
+	// chosen: the kernel reports those that were asked for and their descendants only.
+	// Then a process whose fork was not heard of, because its record was lost, is one
+	// of them too.
+	chosen bool
 	// sweepAt is the number of processes at which to look for those whose end was missed.
 	sweepAt int
 }
@@ -132,7 +136,7 @@ func (t *tasks) add(pid, tid uint32) *task {
 	t.end(tid)
 	p := t.procs[pid]
 	if p == nil {
-		p = &proc{pid: pid, listed: t.list[pid]}
+		p = &proc{pid: pid, listed: t.list[pid] || t.chosen}
 		p.comm = t.readComm(pid, pid)
 		t.procs[pid] = p
 		t.sweep()

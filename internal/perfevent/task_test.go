@@ -117,3 +117,25 @@ func TestTasksNobody(t *testing.T) {
 		t.Error("a thread without an id is remembered")
 	}
 }
+
+// TestForkUnheard: the record of a child's fork is lost, its faults are not filtered out.
+func TestForkUnheard(t *testing.T) {
+	const parent, child = 1<<23 + 1, 1<<23 + 2 // above the largest pid, so of nobody
+	for _, test := range []struct {
+		flt  fault.Filter
+		pid  uint32
+		want bool
+	}{
+		{fault.Filter{PIDs: []uint32{parent}, Children: true}, child, true},
+		{fault.Filter{PIDs: []uint32{parent}, Children: true}, 0, true}, // it has no id here
+		{fault.Filter{PIDs: []uint32{parent}}, parent, true},
+		{fault.Filter{PIDs: []uint32{parent}}, child, false},
+		{fault.Filter{PIDs: []uint32{parent}, TIDs: []uint32{parent}, Children: true}, child, false},
+	} {
+		s := newSession(Options{Filter: test.flt})
+		s.sample(&record{kind: minor, pid: test.pid, tid: test.pid, time: 1}, false)
+		if got := s.tally.Seen == 1 && s.tally.Filtered == 0; got != test.want {
+			t.Errorf("a fault of process %d with filter %+v: matches %v, counted %+v", test.pid, test.flt, got, s.tally)
+		}
+	}
+}
