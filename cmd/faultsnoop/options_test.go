@@ -26,6 +26,7 @@ func TestBadInput(t *testing.T) {
 	}{
 		{"trase", 2, `did you mean "trace"?`},
 		{"trace --jsno", 2, "unknown flag: --jsno"},
+		{"trace --\x1b[31m\xff\u202e", 2, `unknown flag: --\x1b[31m\xff\u202e;`},
 		{"trace -x", 2, "unknown shorthand flag"},
 		{"trace -n", 2, "flag needs an argument"},
 		{"trace ls", 2, "write -- in front of it"},

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -64,13 +67,34 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, open open
 	return code
 }
 
-// oneLine keeps an error that quotes something of several lines on one.
+// oneLine keeps an error that quotes something of several lines on one, and what else
+// it quotes from steering a terminal.
 func oneLine(err error) string {
 	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
 	for i := range lines {
-		lines[i] = strings.TrimSpace(lines[i])
+		lines[i] = printable(strings.TrimSpace(lines[i]))
 	}
 	return strings.Join(lines, "; ")
+}
+
+// printable writes what cannot be printed the way %q does. The rest, quotes and
+// backslashes too, stays as it is.
+func printable(s string) string {
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+		s = s[n:]
+	}
+	return b.String()
 }
 
 func newRootCmd(open opener) *cobra.Command {
