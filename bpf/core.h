@@ -223,6 +223,11 @@ struct task_struct {
 	struct thread_struct thread;
 };
 
+/* The context of iter/task programs (kernel/bpf/task_iter.c). */
+struct bpf_iter__task {
+	struct task_struct *task;
+};
+
 /* include/uapi/asm-generic/siginfo.h: only the arm for SIGSEGV and SIGBUS. */
 union __sifields {
 	struct {

@@ -49,11 +49,11 @@ const volatile __u32 ret_oom = 0x1, ret_sigbus = 0x2, ret_major = 0x4, ret_hwpoi
 const volatile __u64 sample;
 volatile __u64 sample_seq;
 
-/* CLOCK_MONOTONIC when tracing began: a thread born later has no faults of before. */
-const volatile __u64 started_ns;
-
-/* A thread may come under the filters in the middle of its life (uid, cgroup). */
-#define joins_late (filter_uid || filter_cgroup)
+/*
+ * CLOCK_MONOTONIC soon after armed was set, 0 before: all faults of a thread that is
+ * born later should be heard of.
+ */
+volatile __u64 watching_since_ns;
 
 /* Bits of the x86 page-fault error code (arch/x86/include/asm/trap_pf.h). */
 #define PF_WRITE 0x2
@@ -63,7 +63,6 @@ const volatile __u64 started_ns;
 /* asm-generic/siginfo.h */
 #define SIGBUS 7
 #define SIGSEGV 11
-#define SI_KERNEL 0x80
 #define SEGV_MAPERR 1
 #define SEGV_ACCERR 2
 #define SEGV_PKUERR 4
@@ -74,7 +73,9 @@ const volatile __u64 started_ns;
 
 static __always_inline void tally(struct tally *t, const struct fault_record *rec)
 {
-	if (rec->result != RESULT_OK)
+	if (rec->result == RESULT_UNKNOWN)
+		__sync_fetch_and_add(&t->unknown, 1);
+	else if (rec->result != RESULT_OK)
 		__sync_fetch_and_add(&t->failed, 1);
 	else if (rec->major)
 		__sync_fetch_and_add(&t->major, 1);
@@ -103,76 +104,120 @@ static __always_inline void emit(struct task_state *st)
 	tally(&c->matched, rec);
 	if (sample > 1) {
 		__sync_fetch_and_add(&sample_seq, 1);
-		if (sample_seq % sample)
+		if (sample_seq % sample != 1)
 			return;
 	}
 	if (bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup()))
 		tally(&c->lost_ring, rec);
 }
 
-/*
- * Brings st up to what the kernel has counted for the thread. A fault still in
- * flight has ended without our hearing of it, or failed.
- */
-static __always_inline void settle(struct task_state *st, struct task_struct *task)
+/* By how much the kernel's counts of a thread have grown. */
+struct growth {
+	__u64 minor, major;
+};
+
+/* Takes the growth since the last call; st then accounts for it. */
+static __always_inline struct growth take_growth(struct task_state *st, struct task_struct *task)
 {
 	__u64 min_flt = READ_TASK(task, min_flt), maj_flt = READ_TASK(task, maj_flt);
-	__u64 minor = min_flt - st->min_flt, major = maj_flt - st->maj_flt;
-	struct fault_record *rec = &st->rec;
+	struct growth g = { min_flt - st->min_flt, maj_flt - st->maj_flt };
 
 	st->min_flt = min_flt;
 	st->maj_flt = maj_flt;
-	if (st->phase != IDLE) {
-		if (st->phase != RETRY) {
-			rec->end_ns = rec->start_ns;
-			rec->known &= ~KNOWN_LATENCY;
-			if (st->phase == HANDLING && minor + major && !st->ignored)
-				count(untimed);
-		}
-		rec->known |= KNOWN_MAJOR;
-		rec->major = 0;
-		rec->result = RESULT_OK;
-		if (major) {
-			major--;
-			rec->major = 1;
-		} else if (minor) {
-			minor--;
-		} else {
-			rec->known &= ~KNOWN_MAJOR;
-			rec->result = RESULT_INTERRUPTED;
-			if (rec->mode == MODE_KERNEL && st->phase != RETRY)
-				rec->result = RESULT_EFAULT;
-			/* The vsyscall page: emulated, neither mapped nor refused. */
-			if (rec->mode == MODE_USER && (__s64)rec->address < 0)
-				rec->result = RESULT_UNKNOWN;
-		}
-		emit(st);
-	}
+	return g;
+}
+
+static __always_inline void count_unseen(struct task_state *st, struct growth g)
+{
 	if (!st->wanted)
 		return;
-	if (minor)
-		add_to(unseen.minor, minor);
-	if (major)
-		add_to(unseen.major, major);
+	if (g.minor)
+		add_to(unseen.minor, g.minor);
+	if (g.major)
+		add_to(unseen.major, g.major);
+}
+
+/*
+ * Sends a fault that was begun and whose completion nobody heard of: the growth
+ * of the counts tells whether and how it was completed. Returns the rest of it.
+ */
+static __always_inline struct growth finish_unheard(struct task_state *st, struct growth g)
+{
+	struct fault_record *rec = &st->rec;
+	/*
+	 * Without handle_mm_fault's flags it was the exception that began it. A kernel
+	 * access may then have failed, and the growth be of get_user_pages after it.
+	 */
+	bool sure = rec->known & KNOWN_FLAGS || rec->mode != MODE_KERNEL;
+	bool completed = g.minor || g.major;
+
+	if (st->phase != RETRY || completed) {
+		rec->end_ns = rec->start_ns;
+		rec->known &= ~KNOWN_LATENCY;
+	}
+	rec->known &= ~KNOWN_MAJOR;
+	rec->major = 0;
+	if (completed && !sure) {
+		rec->result = RESULT_UNKNOWN;
+	} else if (completed) {
+		rec->known |= KNOWN_MAJOR;
+		rec->result = RESULT_OK;
+		if (g.major) {
+			g.major--;
+			rec->major = 1;
+		} else {
+			g.minor--;
+		}
+		if (!st->ignored)
+			count(untimed);
+	} else if (rec->mode == MODE_USER && (__s64)rec->address < 0) {
+		/* The vsyscall page: emulated, neither mapped nor refused. */
+		rec->result = RESULT_UNKNOWN;
+	} else if (rec->mode == MODE_KERNEL && st->phase != RETRY) {
+		rec->result = RESULT_EFAULT;
+	} else {
+		rec->result = RESULT_INTERRUPTED;
+	}
+	emit(st);
+	return g;
+}
+
+/* Brings st up to what the kernel has counted for the thread. */
+static __always_inline void settle(struct task_state *st, struct task_struct *task)
+{
+	struct growth g = take_growth(st, task);
+
+	if (st->phase != IDLE)
+		g = finish_unheard(st, g);
+	count_unseen(st, g);
+}
+
+/*
+ * Whether all faults of a thread should have been heard of: it was born after all
+ * was in place, and has not come under the filters in the middle of its life.
+ */
+static __always_inline bool watched_from_birth(struct task_struct *task)
+{
+	return !filter_uid && !filter_cgroup && watching_since_ns &&
+	       READ_TASK(task, start_time) >= watching_since_ns;
 }
 
 /*
  * Makes the state of a thread that is first heard of. What the kernel has counted
- * for it before is not ours, unless it was born into a traced process: then these
- * are faults that should have been heard of.
+ * for it before is not ours, unless it has been watched from birth: then these are
+ * faults that should have been heard of. NULL without memory; once there is some,
+ * or at the thread's end, the faults until then are counted as unseen.
  */
 static __always_inline struct task_state *new_state(struct task_struct *task)
 {
-	struct task_state *st = make_state(task);
+	__u32 blank = BLANK;
+	struct task_state *template = bpf_map_lookup_elem(&templates, &blank), *st;
 
-	if (!st) {
-		count(lost_state);
+	if (!template)
 		return NULL;
-	}
-	if (joins_late || READ_TASK(task, start_time) < started_ns) {
-		st->min_flt = READ_TASK(task, min_flt);
-		st->maj_flt = READ_TASK(task, maj_flt);
-	}
+	st = make_state(task, template);
+	if (st && !watched_from_birth(task))
+		take_growth(st, task);
 	return st;
 }
 
@@ -183,6 +228,15 @@ struct beginning {
 	__u8 mode, access;
 	bool foreign_mm;
 };
+
+/* Stops accounting for a thread until it is wanted again. */
+static __always_inline void forget(struct task_state *st)
+{
+	if (!st)
+		return;
+	st->wanted = false;
+	st->phase = IDLE;
+}
 
 /*
  * Starts a record. st is the thread's state, NULL if it has none yet. Returns the
@@ -195,9 +249,15 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	struct fault_record *rec;
 	bool wanted;
 
-	if (!selftest && (!armed || !process_matches(task, b->foreign_mm))) {
-		if (st)
-			st->wanted = false;
+	if (!selftest && !armed) {
+		/* Tracing has ended: what went unheard until here still counts. */
+		if (st && st->wanted)
+			settle(st, task);
+		forget(st);
+		return NULL;
+	}
+	if (!selftest && !process_matches(task, st, b->foreign_mm)) {
+		forget(st);
 		return NULL;
 	}
 	if (st) {
@@ -239,20 +299,31 @@ static __always_inline void name_task(struct fault_record *rec, struct task_stru
 		BPF_CORE_READ_INTO(&rec->process, task, group_leader, comm);
 }
 
-/* Completes the fault in flight. */
+/*
+ * Completes the fault in flight. Of a completed one the kernel's count must have
+ * grown; if not, settle_all has just counted it as unseen.
+ */
 static __always_inline void end(struct task_state *st, struct task_struct *task, __u8 result,
 				bool major)
 {
+	struct growth g = take_growth(st, task);
 	struct fault_record *rec = &st->rec;
 
-	st->min_flt = READ_TASK(task, min_flt);
-	st->maj_flt = READ_TASK(task, maj_flt);
 	rec->end_ns = bpf_ktime_get_ns();
 	rec->result = result;
 	rec->major = major;
 	rec->known |= KNOWN_LATENCY | KNOWN_MAJOR;
-	if (result != RESULT_OK)
+	if (result != RESULT_OK) {
 		rec->known &= ~KNOWN_MAJOR;
+	} else if (rec->type != RECORD_SELFTEST) {
+		if (major ? !g.major : !g.minor) {
+			st->phase = IDLE;
+			return;
+		}
+		g.major -= major;
+		g.minor -= !major;
+	}
+	count_unseen(st, g);
 	emit(st);
 }
 
@@ -562,12 +633,15 @@ static __always_inline struct task_state *begin_refused(struct task_struct *task
 					   ACCESS_READ;
 	b.known = KNOWN_ACCESS;
 #else
-	/* ESR_ELx: exception class 0x20 or 0x21 is a fetch, bit 6 of a data abort a write. */
+	/*
+	 * ESR_ELx: exception class 0x20 or 0x21 is a fetch; bit 6 of a data abort is a
+	 * write, unless bit 8 says cache maintenance.
+	 */
 	__u64 esr = READ_TASK(task, thread.fault_code);
 
-	b.access = (esr >> 26 & 0x3e) == 0x20 ? ACCESS_EXEC :
-		   esr & 1 << 6		      ? ACCESS_WRITE :
-						ACCESS_READ;
+	b.access = (esr >> 26 & 0x3e) == 0x20	       ? ACCESS_EXEC :
+		   (esr & (1 << 6 | 1 << 8)) == 1 << 6 ? ACCESS_WRITE :
+							 ACCESS_READ;
 	b.known = KNOWN_ACCESS;
 #endif
 	st = begin(task, st, &b);
@@ -620,11 +694,6 @@ int follow_fork(__u64 *ctx)
 	__u32 from, to;
 	__u8 *value;
 
-	if (!task_storage) {
-		/* A thread that took its leader's id by exec leaves its old one behind. */
-		from = child->pid;
-		bpf_map_delete_elem(&states_by_tid, &from);
-	}
 	if (parent->group_leader == child->group_leader)
 		return 0;
 	from = parent->tgid;
@@ -669,15 +738,65 @@ int leave(__u64 *ctx)
 {
 	struct task_struct *task = current_task();
 	struct task_state *st = find_state(task);
+	struct ids ids = observed_ids(task);
 
-	if (!st)
-		return 0;
-	settle(st, task);
+	if (st)
+		settle(st, task);
+	else if (armed && !comm_patterns && !exe_patterns && watched_from_birth(task) &&
+		 process_matches(task, NULL, false)) {
+		add_to(unseen.minor, READ_TASK(task, min_flt));
+		add_to(unseen.major, READ_TASK(task, maj_flt));
+	}
 	/*
 	 * Task storage goes with the task. It must not go before: since 6.16 a thread
 	 * may take its last faults after this, which need the counts so far.
 	 */
 	if (!task_storage)
-		drop_state();
+		drop_state(task);
+	if (!BPF_CORE_READ(task, signal, live.counter))
+		bpf_map_delete_elem(&tracked, &ids.pid);
+	return 0;
+}
+
+/*
+ * Run once when all is armed: notes the counts of every thread that is traced from
+ * now on, so that those which never take a fault that is heard of add up too.
+ */
+SEC("iter/task")
+int take_baseline(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	__u32 baseline = BASELINE;
+	struct task_state *template = bpf_map_lookup_elem(&templates, &baseline);
+
+	if (!task || !template || !READ_TASK(task, mm))
+		return 0;
+	/* Names, users and cgroups are judged when a fault is heard of. */
+	if (comm_patterns || exe_patterns || filter_uid || filter_cgroup)
+		return 0;
+	if ((!trace_self && is_self(task)) || !is_named(task, NULL, false))
+		return 0;
+	template->min_flt = READ_TASK(task, min_flt);
+	template->maj_flt = READ_TASK(task, maj_flt);
+	template->wanted = true;
+	make_state(task, template);
+	return 0;
+}
+
+/*
+ * Run once after armed was cleared: counts what has not been heard of. A fault in
+ * flight has not been counted by the kernel either.
+ */
+SEC("iter/task")
+int settle_all(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct task_state *st;
+
+	if (!task)
+		return 0;
+	st = find_state(task);
+	if (st)
+		count_unseen(st, take_growth(st, task));
 	return 0;
 }

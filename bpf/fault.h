@@ -106,18 +106,17 @@ struct name_record {
 /* Faults by how they ended. */
 struct tally {
 	__u64 minor, major, failed;
+	__u64 unknown; /* result unknown */
 };
 
 /* Per CPU; user space adds them up. */
 struct counters {
 	struct tally matched;	/* lost ones included, sampled-out ones too */
 	struct tally lost_ring; /* no room in the ring buffer */
-	struct tally unseen;	/* in min_flt or maj_flt, but never heard of */
-	__u64 lost_state;	/* no memory for a thread's state */
+	struct tally unseen;	/* in min_flt or maj_flt, but without a record */
 	__u64 lost_children;	/* processes that could not be followed */
 	__u64 filtered;
-	__u64 untimed;	 /* records of completions that were not heard of */
-	__u64 name_lost; /* file names that found no room; sent again later */
+	__u64 untimed; /* records of completions that were not heard of */
 };
 
 /* A comm pattern, compared at each of 16 offsets of the 16-byte name. */

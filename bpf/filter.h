@@ -69,12 +69,10 @@ static __always_inline void track(__u32 tgid)
 		count(lost_children);
 }
 
-/* Whether the current thread is one of the tool's. */
+/* Whether a thread is one of the tool's. */
 static __always_inline bool is_self(struct task_struct *task)
 {
-	if (observer_pidns)
-		return observed_nr(BPF_CORE_READ(task, group_leader, thread_pid)) == self_tgid;
-	return bpf_get_current_pid_tgid() >> 32 == self_tgid;
+	return observed_ids(task).pid == self_tgid;
 }
 
 static __always_inline bool is_selftest(struct task_struct *task, __u64 address)
@@ -171,27 +169,38 @@ static __always_inline bool name_matches(struct task_struct *task, struct task_s
 	return st->exe_match == 2;
 }
 
+/* Whether a thread is one of the processes or threads that were named. */
+static __always_inline bool is_named(struct task_struct *task, struct task_state *st,
+				     bool foreign_mm)
+{
+	struct ids ids;
+
+	if (!filter_pid && !filter_tid)
+		return true;
+	ids = observed_ids(task);
+	if (filter_pid) {
+		__u8 *value = bpf_map_lookup_elem(&tracked, &ids.pid);
+
+		/* Its last thread has begun to exit, and the others still take faults. */
+		if (!value && !(st && st->wanted))
+			return false;
+		if (value && *value == TRACKED_PRE_EXEC && !foreign_mm)
+			return false;
+	}
+	return !filter_tid || bpf_map_lookup_elem(&tids, &ids.tid);
+}
+
 /*
  * Whether the current thread belongs to what is traced. foreign_mm says that the
  * fault is not on the thread's present address space, as with the arguments of an
  * exec that is under way.
  */
-static __always_inline bool process_matches(struct task_struct *task, bool foreign_mm)
+static __always_inline bool process_matches(struct task_struct *task, struct task_state *st,
+					    bool foreign_mm)
 {
 	if (!trace_self && is_self(task))
 		return false;
-	if (!filter_pid && !filter_tid && !filter_uid && !filter_cgroup)
-		return true;
-
-	struct ids ids = observed_ids(task);
-
-	if (filter_pid) {
-		__u8 *value = bpf_map_lookup_elem(&tracked, &ids.pid);
-
-		if (!value || (*value == TRACKED_PRE_EXEC && !foreign_mm))
-			return false;
-	}
-	if (filter_tid && !bpf_map_lookup_elem(&tids, &ids.tid))
+	if (!is_named(task, st, foreign_mm))
 		return false;
 	if (filter_uid && BPF_CORE_READ(task, cred, uid.val) != wanted_uid)
 		return false;

@@ -5,7 +5,7 @@
  *
  * Task storage needs bpf_task_storage_get in tracing programs and
  * bpf_get_current_task_btf (Linux 5.13, commit a10787e6d58c). Older kernels use a
- * hash keyed by thread id, whose entries the exit program removes.
+ * hash keyed by the task's address, whose entries the exit program removes.
  */
 #ifndef FAULTSNOOP_TASK_H
 #define FAULTSNOOP_TASK_H
@@ -61,17 +61,22 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 32768);
-	__type(key, __u32);
+	__type(key, __u64);
 	__type(value, struct task_state);
-} states_by_tid SEC(".maps");
+} states_by_task SEC(".maps");
 
-/* A new state is larger than the BPF stack likes, so it is copied from here. */
+/*
+ * New states are copied from here, since they are larger than the BPF stack likes:
+ * the first is blank, the second is what take_baseline prepares.
+ */
+enum template { BLANK, BASELINE, TEMPLATES };
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, TEMPLATES);
 	__type(key, __u32);
 	__type(value, struct task_state);
-} blank_state SEC(".maps");
+} templates SEC(".maps");
 
 /*
  * READ follows one pointer: as a plain load where the verifier knows the type of
@@ -99,38 +104,32 @@ static __always_inline struct task_struct *current_task(void)
 
 static __always_inline struct task_state *find_state(struct task_struct *task)
 {
+	__u64 key = (__u64)task;
+
 	if (task_storage)
 		return bpf_task_storage_get(&states, task, NULL, 0);
-
-	__u32 tid = bpf_get_current_pid_tgid();
-
-	return bpf_map_lookup_elem(&states_by_tid, &tid);
+	return bpf_map_lookup_elem(&states_by_task, &key);
 }
 
-static __always_inline struct task_state *make_state(struct task_struct *task)
+/* Returns the task's state, a copy of template if it had none; NULL without memory. */
+static __always_inline struct task_state *make_state(struct task_struct *task,
+						     struct task_state *template)
 {
+	__u64 key = (__u64)task;
+
 	if (task_storage)
-		return bpf_task_storage_get(&states, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-
-	__u32 tid = bpf_get_current_pid_tgid();
-	struct task_state *st = bpf_map_lookup_elem(&states_by_tid, &tid);
-	__u32 zero = 0;
-
-	if (st)
-		return st;
-	st = bpf_map_lookup_elem(&blank_state, &zero);
-	if (!st)
-		return NULL;
-	bpf_map_update_elem(&states_by_tid, &tid, st, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&states_by_tid, &tid);
+		return bpf_task_storage_get(&states, task, template,
+					    BPF_LOCAL_STORAGE_GET_F_CREATE);
+	bpf_map_update_elem(&states_by_task, &key, template, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&states_by_task, &key);
 }
 
-/* Forgets the current thread, on kernels that do not do so by themselves. */
-static __always_inline void drop_state(void)
+/* Forgets a task, on kernels that do not do so by themselves. */
+static __always_inline void drop_state(struct task_struct *task)
 {
-	__u32 tid = bpf_get_current_pid_tgid();
+	__u64 key = (__u64)task;
 
-	bpf_map_delete_elem(&states_by_tid, &tid);
+	bpf_map_delete_elem(&states_by_task, &key);
 }
 
 /* MAX_PID_NS_LEVEL in include/linux/pid_namespace.h */
@@ -169,15 +168,17 @@ struct ids {
 	__u32 pid, tid;
 };
 
-/* The current thread's ids as the observer sees them. */
+/* A thread's ids as the observer sees them. */
 static __always_inline struct ids observed_ids(struct task_struct *task)
 {
-	__u64 id = bpf_get_current_pid_tgid();
-	struct ids ids = { .pid = id >> 32, .tid = (__u32)id };
+	struct ids ids = {};
 
 	if (observer_pidns) {
 		ids.pid = observed_nr(BPF_CORE_READ(task, group_leader, thread_pid));
 		ids.tid = observed_nr(BPF_CORE_READ(task, thread_pid));
+	} else {
+		ids.pid = READ_TASK(task, tgid);
+		ids.tid = READ_TASK(task, pid);
 	}
 	return ids;
 }

@@ -28,10 +28,8 @@ static __always_inline void send_name(const struct name_key *key, const void *te
 	if (bpf_map_lookup_elem(&names, key))
 		return;
 	rec = bpf_ringbuf_reserve(&records, sizeof(*rec), 0);
-	if (!rec) {
-		count(name_lost);
-		return;
-	}
+	if (!rec)
+		return; /* the next fault tries again; this one's label stays unknown */
 	rec->type = RECORD_NAME;
 	rec->key = *key;
 	len = bpf_probe_read_kernel_str(rec->name, NAME_LEN, text);

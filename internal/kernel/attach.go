@@ -39,7 +39,7 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 	}
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
 	if p.TaskStorage {
-		spec.Maps[faultMapStatesByTid].MaxEntries = 1
+		spec.Maps[faultMapStatesByTask].MaxEntries = 1
 		return nil
 	}
 	// Programs refer to the map in branches that are dead here. The kernel still
@@ -50,8 +50,8 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// identifyTool tells the BPF side who is tracing, since when.
-func identifyTool(spec *ebpf.CollectionSpec, now uint64) error {
+// identifyTool tells the BPF side who is tracing.
+func identifyTool(spec *ebpf.CollectionSpec) error {
 	ns, err := pidNamespace()
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func identifyTool(spec *ebpf.CollectionSpec, now uint64) error {
 		ns = 0
 	}
 	for name, value := range map[string]any{
-		faultVarSelfTgid: uint32(os.Getpid()), faultVarObserverPidns: ns, faultVarStartedNs: now,
+		faultVarSelfTgid: uint32(os.Getpid()), faultVarObserverPidns: ns,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("setting variable %q: %w", name, err)
@@ -81,14 +81,20 @@ func (a *attachments) attach(plan *Plan, coll *ebpf.Collection) error {
 		var l io.Closer
 		var err error
 		switch name {
+		case faultProgTakeBaseline, faultProgSettleAll:
+			continue // run, not attached
 		case faultProgExitMinor:
 			a.pages.minor = p
 			continue
 		case faultProgExitMajor:
 			a.pages.major = p
 			a.pages.open = map[int][2]pageEvent{}
-			err = a.pages.update()
-			l = &a.pages
+			// Before the first event is open: an error leaves none behind.
+			a.links = append(a.links, &a.pages)
+			if err := a.pages.update(); err != nil {
+				return fmt.Errorf("attaching program %s: %w", name, err)
+			}
+			continue
 		case faultProgKprobeHandleMmFault:
 			l, err = link.Kprobe(handleMMFault, p, nil)
 		case faultProgKretprobeHandleMmFault:
@@ -123,4 +129,22 @@ func (a *attachments) Close() error {
 	}
 	a.links = nil
 	return err
+}
+
+// walkTasks runs an iter/task program over all threads.
+func walkTasks(p *ebpf.Program) error {
+	it, err := link.AttachIter(link.IterOptions{Program: p})
+	if err != nil {
+		return fmt.Errorf("attaching to the list of tasks: %w", err)
+	}
+	defer it.Close()
+	r, err := it.Open()
+	if err != nil {
+		return fmt.Errorf("opening the list of tasks: %w", err)
+	}
+	defer r.Close()
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return fmt.Errorf("reading the list of tasks: %w", err)
+	}
+	return nil
 }

@@ -28,6 +28,8 @@ var attachPoints = map[string]struct {
 	faultProgFollowFork:             {ebpf.Tracing, "sched_process_fork"},
 	faultProgBeginExec:              {ebpf.Tracing, "task_rename"},
 	faultProgLeave:                  {ebpf.Tracing, "sched_process_exit"},
+	faultProgTakeBaseline:           {ebpf.Tracing, "task"},
+	faultProgSettleAll:              {ebpf.Tracing, "task"},
 }
 
 // Programs attach to exactly the expected names: never to a copy that the compiler has

@@ -24,28 +24,29 @@ type faultCommPattern struct {
 type faultCounters struct {
 	_       structs.HostLayout
 	Matched struct {
-		_      structs.HostLayout
-		Minor  uint64
-		Major  uint64
-		Failed uint64
+		_       structs.HostLayout
+		Minor   uint64
+		Major   uint64
+		Failed  uint64
+		Unknown uint64
 	}
 	LostRing struct {
-		_      structs.HostLayout
-		Minor  uint64
-		Major  uint64
-		Failed uint64
+		_       structs.HostLayout
+		Minor   uint64
+		Major   uint64
+		Failed  uint64
+		Unknown uint64
 	}
 	Unseen struct {
-		_      structs.HostLayout
-		Minor  uint64
-		Major  uint64
-		Failed uint64
+		_       structs.HostLayout
+		Minor   uint64
+		Major   uint64
+		Failed  uint64
+		Unknown uint64
 	}
-	LostState    uint64
 	LostChildren uint64
 	Filtered     uint64
 	Untimed      uint64
-	NameLost     uint64
 }
 
 type faultExePattern struct {
@@ -127,13 +128,13 @@ type faultTaskState struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	faultMapBlankState              = "blank_state"
 	faultMapCgroup                  = "cgroup"
 	faultMapCounts                  = "counts"
 	faultMapNames                   = "names"
 	faultMapRecords                 = "records"
 	faultMapStates                  = "states"
-	faultMapStatesByTid             = "states_by_tid"
+	faultMapStatesByTask            = "states_by_task"
+	faultMapTemplates               = "templates"
 	faultMapTids                    = "tids"
 	faultMapTracked                 = "tracked"
 	faultProgBeginExec              = "begin_exec"
@@ -146,6 +147,8 @@ const (
 	faultProgKretprobeHandleMmFault = "kretprobe_handle_mm_fault"
 	faultProgLeave                  = "leave"
 	faultProgRefuse                 = "refuse"
+	faultProgSettleAll              = "settle_all"
+	faultProgTakeBaseline           = "take_baseline"
 	faultVarAddrEnd                 = "addr_end"
 	faultVarAddrStart               = "addr_start"
 	faultVarArgAddress              = "arg_address"
@@ -186,7 +189,6 @@ const (
 	faultVarSelfTgid                = "self_tgid"
 	faultVarSelftestEnd             = "selftest_end"
 	faultVarSelftestStart           = "selftest_start"
-	faultVarStartedNs               = "started_ns"
 	faultVarTaskStorage             = "task_storage"
 	faultVarTraceSelf               = "trace_self"
 	faultVarWakeBytes               = "wake_bytes"
@@ -194,6 +196,7 @@ const (
 	faultVarWantedMajor             = "wanted_major"
 	faultVarWantedMode              = "wanted_mode"
 	faultVarWantedUid               = "wanted_uid"
+	faultVarWatchingSinceNs         = "watching_since_ns"
 )
 
 // loadFault returns the embedded CollectionSpec for fault.
@@ -248,21 +251,23 @@ type faultProgramSpecs struct {
 	KretprobeHandleMmFault *ebpf.ProgramSpec `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.ProgramSpec `ebpf:"leave"`
 	Refuse                 *ebpf.ProgramSpec `ebpf:"refuse"`
+	SettleAll              *ebpf.ProgramSpec `ebpf:"settle_all"`
+	TakeBaseline           *ebpf.ProgramSpec `ebpf:"take_baseline"`
 }
 
 // faultMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type faultMapSpecs struct {
-	BlankState  *ebpf.MapSpec `ebpf:"blank_state"`
-	Cgroup      *ebpf.MapSpec `ebpf:"cgroup"`
-	Counts      *ebpf.MapSpec `ebpf:"counts"`
-	Names       *ebpf.MapSpec `ebpf:"names"`
-	Records     *ebpf.MapSpec `ebpf:"records"`
-	States      *ebpf.MapSpec `ebpf:"states"`
-	StatesByTid *ebpf.MapSpec `ebpf:"states_by_tid"`
-	Tids        *ebpf.MapSpec `ebpf:"tids"`
-	Tracked     *ebpf.MapSpec `ebpf:"tracked"`
+	Cgroup       *ebpf.MapSpec `ebpf:"cgroup"`
+	Counts       *ebpf.MapSpec `ebpf:"counts"`
+	Names        *ebpf.MapSpec `ebpf:"names"`
+	Records      *ebpf.MapSpec `ebpf:"records"`
+	States       *ebpf.MapSpec `ebpf:"states"`
+	StatesByTask *ebpf.MapSpec `ebpf:"states_by_task"`
+	Templates    *ebpf.MapSpec `ebpf:"templates"`
+	Tids         *ebpf.MapSpec `ebpf:"tids"`
+	Tracked      *ebpf.MapSpec `ebpf:"tracked"`
 }
 
 // faultVariableSpecs contains global variables before they are loaded into the kernel.
@@ -309,7 +314,6 @@ type faultVariableSpecs struct {
 	SelfTgid        *ebpf.VariableSpec `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.VariableSpec `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.VariableSpec `ebpf:"selftest_start"`
-	StartedNs       *ebpf.VariableSpec `ebpf:"started_ns"`
 	TaskStorage     *ebpf.VariableSpec `ebpf:"task_storage"`
 	TraceSelf       *ebpf.VariableSpec `ebpf:"trace_self"`
 	WakeBytes       *ebpf.VariableSpec `ebpf:"wake_bytes"`
@@ -317,6 +321,7 @@ type faultVariableSpecs struct {
 	WantedMajor     *ebpf.VariableSpec `ebpf:"wanted_major"`
 	WantedMode      *ebpf.VariableSpec `ebpf:"wanted_mode"`
 	WantedUid       *ebpf.VariableSpec `ebpf:"wanted_uid"`
+	WatchingSinceNs *ebpf.VariableSpec `ebpf:"watching_since_ns"`
 }
 
 // faultObjects contains all objects after they have been loaded into the kernel.
@@ -339,26 +344,26 @@ func (o *faultObjects) Close() error {
 //
 // It can be passed to loadFaultObjects or ebpf.CollectionSpec.LoadAndAssign.
 type faultMaps struct {
-	BlankState  *ebpf.Map `ebpf:"blank_state"`
-	Cgroup      *ebpf.Map `ebpf:"cgroup"`
-	Counts      *ebpf.Map `ebpf:"counts"`
-	Names       *ebpf.Map `ebpf:"names"`
-	Records     *ebpf.Map `ebpf:"records"`
-	States      *ebpf.Map `ebpf:"states"`
-	StatesByTid *ebpf.Map `ebpf:"states_by_tid"`
-	Tids        *ebpf.Map `ebpf:"tids"`
-	Tracked     *ebpf.Map `ebpf:"tracked"`
+	Cgroup       *ebpf.Map `ebpf:"cgroup"`
+	Counts       *ebpf.Map `ebpf:"counts"`
+	Names        *ebpf.Map `ebpf:"names"`
+	Records      *ebpf.Map `ebpf:"records"`
+	States       *ebpf.Map `ebpf:"states"`
+	StatesByTask *ebpf.Map `ebpf:"states_by_task"`
+	Templates    *ebpf.Map `ebpf:"templates"`
+	Tids         *ebpf.Map `ebpf:"tids"`
+	Tracked      *ebpf.Map `ebpf:"tracked"`
 }
 
 func (m *faultMaps) Close() error {
 	return _FaultClose(
-		m.BlankState,
 		m.Cgroup,
 		m.Counts,
 		m.Names,
 		m.Records,
 		m.States,
-		m.StatesByTid,
+		m.StatesByTask,
+		m.Templates,
 		m.Tids,
 		m.Tracked,
 	)
@@ -408,7 +413,6 @@ type faultVariables struct {
 	SelfTgid        *ebpf.Variable `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.Variable `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.Variable `ebpf:"selftest_start"`
-	StartedNs       *ebpf.Variable `ebpf:"started_ns"`
 	TaskStorage     *ebpf.Variable `ebpf:"task_storage"`
 	TraceSelf       *ebpf.Variable `ebpf:"trace_self"`
 	WakeBytes       *ebpf.Variable `ebpf:"wake_bytes"`
@@ -416,6 +420,7 @@ type faultVariables struct {
 	WantedMajor     *ebpf.Variable `ebpf:"wanted_major"`
 	WantedMode      *ebpf.Variable `ebpf:"wanted_mode"`
 	WantedUid       *ebpf.Variable `ebpf:"wanted_uid"`
+	WatchingSinceNs *ebpf.Variable `ebpf:"watching_since_ns"`
 }
 
 // faultPrograms contains all programs after they have been loaded into the kernel.
@@ -432,6 +437,8 @@ type faultPrograms struct {
 	KretprobeHandleMmFault *ebpf.Program `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.Program `ebpf:"leave"`
 	Refuse                 *ebpf.Program `ebpf:"refuse"`
+	SettleAll              *ebpf.Program `ebpf:"settle_all"`
+	TakeBaseline           *ebpf.Program `ebpf:"take_baseline"`
 }
 
 func (p *faultPrograms) Close() error {
@@ -446,6 +453,8 @@ func (p *faultPrograms) Close() error {
 		p.KretprobeHandleMmFault,
 		p.Leave,
 		p.Refuse,
+		p.SettleAll,
+		p.TakeBaseline,
 	)
 }
 

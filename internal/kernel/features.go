@@ -50,9 +50,6 @@ var stockArgs = Args{VMA: 0, Address: 1, Flags: 2, Regs: 3, Count: 4}
 // Features is what the running kernel and the caller's privilege allow. It is
 // plain data, so that plans can be tested without a kernel.
 type Features struct {
-	Release string
-	Arch    string
-
 	// BPF is whether programs can be loaded at all.
 	BPF Support
 	// BTF is whether the kernel describes its types.
@@ -85,10 +82,6 @@ type Features struct {
 
 	// TaskStorage: task-local storage in tracing programs (5.13).
 	TaskStorage bool
-	// Tracefs is where tracefs is mounted, empty if nowhere.
-	Tracefs string
-	// CPUs is the number of possible CPUs.
-	CPUs int
 }
 
 // flagTable is FAULT_FLAG_* as in Linux 5.9 to 5.13, when they were macros and so

@@ -8,11 +8,10 @@ import (
 	"os"
 	"time"
 
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
-	"golang.org/x/sys/unix"
-
-	"faultsnoop/internal/fault"
 )
 
 const (
@@ -25,7 +24,7 @@ const (
 	maxBatch = 2048
 )
 
-// Live is a running trace. It is not safe for concurrent use.
+// Live is a running trace, for use by one goroutine but for Counters.
 type Live struct {
 	plan    Plan
 	session fault.Session
@@ -53,11 +52,7 @@ func Open(plan Plan, opt Options) (*Live, error) {
 	if err := plan.apply(spec); err != nil {
 		return nil, err
 	}
-	now, err := monotonic()
-	if err != nil {
-		return nil, err
-	}
-	if err := identifyTool(spec, now); err != nil {
+	if err := identifyTool(spec); err != nil {
 		return nil, err
 	}
 	sys := ReadSystem()
@@ -92,20 +87,36 @@ func (l *Live) start(opt Options, sys *System) error {
 	if err := l.selfTest(); err != nil {
 		return fmt.Errorf("testing hook %s with a fault of the tool's own: %w", l.plan.Hook, err)
 	}
-	now, err := monotonic()
-	if err != nil {
+	if err := l.arm(); err != nil {
 		return err
 	}
-	host, _ := os.Hostname() // a nameless host is no reason to fail
-	l.session = fault.Session{
-		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind,
-		Kernel: sys.Release, Host: host, CPUs: ebpf.MustPossibleCPU(), Command: opt.Command,
-		Started: time.Now(), MonoStarted: now,
-		FlagNames: l.plan.FlagNames, PageSize: l.decoder.pageSize,
-	}
+	return l.describe(sys, opt.Command)
+}
+
+// arm lets the programs count, and notes what every thread has been counted so far.
+func (l *Live) arm() error {
 	if err := l.coll.Variables[faultVarArmed].Set(true); err != nil {
 		return fmt.Errorf("arming the filters: %w", err)
 	}
+	if err := l.coll.Variables[faultVarWatchingSinceNs].Set(process.Now()); err != nil {
+		return fmt.Errorf("arming the filters: %w", err)
+	}
+	return walkTasks(l.coll.Programs[faultProgTakeBaseline])
+}
+
+// describe fills the session.
+func (l *Live) describe(sys *System, command []string) error {
+	host, _ := os.Hostname() // a nameless host is no reason to fail
+	cpus, err := onlineCPUs()
+	if err != nil {
+		return err
+	}
+	l.session = fault.Session{
+		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind,
+		Kernel: sys.Release, Host: host, CPUs: len(cpus), Command: command,
+		FlagNames: l.plan.FlagNames, PageSize: l.decoder.pageSize,
+	}
+	l.session.Started, l.session.MonoStarted = time.Now(), process.Now()
 	return nil
 }
 
@@ -208,27 +219,32 @@ func (l *Live) upkeep() error {
 	return nil
 }
 
-// Stop detaches all programs; Next then returns the rest.
+// Stop ends the counting and detaches all programs; Next then returns the rest.
 func (l *Live) Stop() error {
 	if l.stopped {
 		return nil
 	}
 	l.stopped = true
-	err := l.attached.Close()
+	var err error
+	if serr := l.coll.Variables[faultVarArmed].Set(false); serr != nil {
+		err = fmt.Errorf("disarming the filters: %w", serr)
+	}
+	err = errors.Join(err, walkTasks(l.coll.Programs[faultProgSettleAll]), l.attached.Close())
 	if ferr := l.reader.Flush(); ferr != nil {
 		err = errors.Join(err, fmt.Errorf("flushing the ring buffer: %w", ferr))
 	}
 	return err
 }
 
-// Counters reads the totals, which the kernel keeps per CPU.
+// Counters reads the totals, which the kernel keeps per CPU. It may be called while
+// another goroutine is in Next.
 func (l *Live) Counters() (fault.Counters, error) {
 	var perCPU []faultCounters
 	if err := l.coll.Maps[faultMapCounts].Lookup(uint32(0), &perCPU); err != nil {
 		return fault.Counters{}, fmt.Errorf("reading the counters: %w", err)
 	}
 	var out fault.Counters
-	var ring, state, unseen, children uint64
+	var unknown, ring, unseen, children uint64
 	for i := range perCPU {
 		c := &perCPU[i]
 		out.Minor += c.Matched.Minor - c.LostRing.Minor
@@ -236,15 +252,14 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Failed += c.Matched.Failed - c.LostRing.Failed
 		out.Filtered += c.Filtered
 		out.Untimed += c.Untimed
-		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed
-		state += c.LostState
+		unknown += c.Matched.Unknown - c.LostRing.Unknown
+		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed + c.LostRing.Unknown
 		children += c.LostChildren
 		unseen += c.Unseen.Minor + c.Unseen.Major
 	}
-	out.Seen = out.Minor + out.Major + out.Failed
+	out.Seen = out.Minor + out.Major + out.Failed + unknown
 	for _, loss := range []fault.Loss{
 		{Where: "ring buffer full", Count: ring},
-		{Where: "no memory for the thread's state", Count: state},
 		{Where: l.unseenWhere(), Count: unseen},
 		{Where: "whole processes, too many to follow", Count: children},
 	} {
@@ -276,13 +291,4 @@ func (l *Live) Close() error {
 	}
 	l.coll.Close()
 	return err
-}
-
-// monotonic reads CLOCK_MONOTONIC in nanoseconds, the clock of bpf_ktime_get_ns.
-func monotonic() (uint64, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0, fmt.Errorf("reading the monotonic clock: %w", err)
-	}
-	return uint64(ts.Nano()), nil
 }

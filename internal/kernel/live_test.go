@@ -217,3 +217,57 @@ func replace(t *testing.T, mem []byte, flags int) {
 		t.Fatalf("mapping at %p: %v", &mem[0], err)
 	}
 }
+
+// A thread whose faults no program may hear of: an access by the kernel that fails,
+// then pages that mlock(2) brings in. It takes no further fault and does not exit,
+// so only the end of the trace can account for it.
+func TestUnheardAddsUp(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		const pages, nowhere = 500, 0x10
+		f, opt := needHook(t, hook)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		mem := region(t, pages)
+		var zero [1]byte
+		fds := make([]int, 2)
+		if err := unix.Pipe(fds); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fds[0])
+		defer unix.Close(fds[1])
+		if _, err := unix.Write(fds[1], zero[:]); err != nil {
+			t.Fatal(err)
+		}
+		opt.Filter = fault.Filter{TIDs: []uint32{uint32(unix.Gettid())}, Self: true}
+		l := openHook(t, f, opt)
+		var before, after unix.Rusage
+		unix.Getrusage(unix.RUSAGE_THREAD, &before)
+		if _, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fds[0]), nowhere, 1); errno != unix.EFAULT {
+			t.Fatalf("reading into %#x: %v", nowhere, errno)
+		}
+		if err := unix.Mlock(mem); err != nil {
+			t.Fatal(err)
+		}
+		faults := drain(t, l)
+		unix.Getrusage(unix.RUSAGE_THREAD, &after)
+
+		for i := range faults {
+			if r := &faults[i]; r.Address == nowhere && r.OK() {
+				t.Errorf("an access that failed is a record with result ok")
+			}
+		}
+		c, err := l.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := c.Minor + c.Major + c.LostTotal()
+		truth := uint64(after.Minflt + after.Majflt - before.Minflt - before.Majflt)
+		// The thread faults on while it ends the trace, at most a few times.
+		if got < pages || got > truth {
+			t.Errorf("%d minor, %d major, %d lost; %d were locked and getrusage counts %d", c.Minor, c.Major, c.LostTotal(), pages, truth)
+		}
+		if hook != Tracepoint && c.LostTotal() != 0 {
+			t.Errorf("%d lost by a hook that sees all", c.LostTotal())
+		}
+	})
+}

@@ -65,13 +65,16 @@ func (p *pageEvents) update() error {
 		}
 		minor, err := attachPageFaults(unix.PERF_COUNT_SW_PAGE_FAULTS_MIN, cpu, p.minor)
 		if errors.Is(err, unix.ENODEV) {
-			continue
+			continue // it went offline again
 		} else if err != nil {
 			return err
 		}
 		major, err := attachPageFaults(unix.PERF_COUNT_SW_PAGE_FAULTS_MAJ, cpu, p.major)
 		if err != nil {
 			minor.Close()
+			if errors.Is(err, unix.ENODEV) {
+				continue
+			}
 			return err
 		}
 		p.open[cpu] = [2]pageEvent{minor, major}

@@ -32,13 +32,18 @@ const (
 	// defaultRingBytes holds about 50,000 records: a third of a second of the
 	// fastest storm that two CPUs can make.
 	defaultRingBytes = 8 << 20
+	// The reader, which looks by itself every 50 ms, is woken when this part of the
+	// ring is full, or this many bytes.
+	wakeFraction = 8
+	maxWakeBytes = 256 << 10
 )
 
 // Plan is what to load and attach for one hook. It is plain data.
 type Plan struct {
 	Hook Hook
 	// Programs are names in the BPF object, in the order of attachment: whatever
-	// ends a fault comes before what begins one.
+	// ends a fault comes before what begins one. Two of them are not attached but
+	// run, at the beginning and at the end.
 	Programs []string
 	// Variables are the read-only settings of the BPF side.
 	Variables map[string]any
@@ -147,7 +152,11 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if p.RingBytes == 0 {
 		p.RingBytes = defaultRingBytes
 	}
-	p.Programs = []string{faultProgLeave, faultProgFollowFork, faultProgBeginExec, faultProgRefuse}
+	p.Variables[faultVarWakeBytes] = uint64(min(p.RingBytes/wakeFraction, maxWakeBytes))
+	p.Programs = []string{
+		faultProgTakeBaseline, faultProgSettleAll,
+		faultProgLeave, faultProgFollowFork, faultProgBeginExec, faultProgRefuse,
+	}
 	p.Covers = []string{"user", "kernel", "remote", "failed"}
 	switch hook {
 	case Fentry:

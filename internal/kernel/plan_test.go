@@ -118,24 +118,6 @@ func TestPlanPrograms(t *testing.T) {
 	}
 }
 
-// Programs may attach to these and to nothing whose name only looks alike: a
-// function split or cloned by the compiler has other arguments.
-func TestAttachTargets(t *testing.T) {
-	want := map[string]bool{
-		"handle_mm_fault": true, "page_fault_user": true, "page_fault_kernel": true, "signal_generate": true,
-		"sched_process_fork": true, "sched_process_exit": true, "task_rename": true, "": true, // perf_event
-	}
-	spec, err := loadFault()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, p := range spec.Programs {
-		if !want[p.AttachTo] {
-			t.Errorf("program %s attaches to %q", name, p.AttachTo)
-		}
-	}
-}
-
 func TestVariables(t *testing.T) {
 	f := fullFeatures()
 	uid, mode, access, major := uint32(7), fault.Remote, fault.Exec, true

@@ -27,8 +27,7 @@ const handleMMFault = "handle_mm_fault"
 func Probe(hooks ...Hook) (Features, System) {
 	wants := func(h Hook) bool { return len(hooks) == 0 || slices.Contains(hooks, h) }
 	sys := ReadSystem()
-	f := Features{Release: sys.Release, Arch: sys.Arch, Tracefs: sys.Tracefs}
-	f.CPUs = ebpf.MustPossibleCPU()
+	var f Features
 	// Only kernels before 5.11 charge maps to RLIMIT_MEMLOCK; elsewhere this does nothing.
 	memlockErr := rlimit.RemoveMemlock()
 
