@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -83,6 +85,7 @@ var fakes = map[string]opener{
 func script(f fakeSource) opener {
 	return func(o sourceOptions, _ *slog.Logger) (source, error) {
 		s := f
+		s.mu = new(sync.Mutex)
 		s.session = fakeSession()
 		s.session.Command = o.Command
 		return &s, nil
@@ -98,6 +101,7 @@ type fakeSource struct {
 	err     error
 
 	stopped, closed bool
+	mu              *sync.Mutex // guards counters
 	counters        fault.Counters
 }
 
@@ -126,6 +130,8 @@ func (s *fakeSource) Next(ctx context.Context) (*fault.Batch, error) {
 }
 
 func (s *fakeSource) count(b *fault.Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := range b.Faults {
 		f := &b.Faults[i]
 		s.counters.Seen++
@@ -143,7 +149,13 @@ func (s *fakeSource) count(b *fault.Batch) {
 
 func (s *fakeSource) Stop() error { s.stopped = true; return nil }
 
-func (s *fakeSource) Counters() (fault.Counters, error) { return s.counters, nil }
+func (s *fakeSource) Counters() (fault.Counters, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.counters
+	c.Lost = slices.Clone(c.Lost)
+	return c, nil
+}
 
 func (s *fakeSource) Close() error { s.closed = true; return nil }
 

@@ -144,6 +144,11 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("-t and a command contradict each other: leave -t out, all threads of the command are traced")
 	case slices.Contains(o.comms, ""):
 		return usagef("an empty name for -c selects nothing: write a part of a name, or leave -c out")
+	case o.hook == string(kernel.Perf) && o.access != nil:
+		return usagef("--hook perf does not know how memory is accessed: leave --access out, or --hook")
+	}
+	if err := kernel.CheckPatterns(o.comms); err != nil {
+		return usagef("%w", err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -49,6 +50,8 @@ func TestBadInput(t *testing.T) {
 		{"trace --mode usr", 2, `did you mean "user"?`},
 		{"trace --access x", 2, "valid are read, write, exec"},
 		{"trace --hook kprobes", 2, `did you mean "kprobe"?`},
+		{"trace --hook perf --access read", 2, "does not know how memory is accessed"},
+		{"trace -c " + strings.Repeat("x", 70), 2, "at most 64 are compared"},
 		{"trace --columns pid,adress", 2, `unknown column "adress", did you mean "address"?`},
 		{"trace --columns=", 2, "valid are default"},
 		{"trace --addr 10", 2, "write START-END"},
@@ -89,7 +92,7 @@ func optionsOf(t *testing.T, args ...string) sourceOptions {
 	var got sourceOptions
 	var open opener = func(o sourceOptions, _ *slog.Logger) (source, error) {
 		got = o
-		return &fakeSource{session: fakeSession()}, nil
+		return &fakeSource{session: fakeSession(), mu: new(sync.Mutex)}, nil
 	}
 	if code, _, stderr := runWith(open, append([]string{"trace", "-d", "1ms"}, args...)...); code != 0 {
 		t.Fatalf("%v: exit code %d: %s", args, code, stderr)
@@ -105,7 +108,7 @@ func TestFilterFlags(t *testing.T) {
 	}
 	o := optionsOf(t, "-p", fmt.Sprintf("%d, %d", pid, os.Getppid()), "--pid", fmt.Sprint(pid), "-t", fmt.Sprint(tid), "-c", "python", "-c", "a,b",
 		"--uid", me.Username, "--minor", "--mode", "kernel", "--access", "exec", "--addr", "0x7f00-7fFF", "--min-latency", "100us", "--self",
-		"--sample", "10", "--hook", "perf", "--buffer", "1M")
+		"--sample", "10", "--hook", "kprobe", "--buffer", "1M")
 	f := o.Filter
 	if !slices.Equal(f.PIDs, []uint32{pid, uint32(os.Getppid()), pid}) || !slices.Equal(f.TIDs, []uint32{tid}) {
 		t.Errorf("pids %v, tids %v", f.PIDs, f.TIDs)
@@ -119,7 +122,7 @@ func TestFilterFlags(t *testing.T) {
 	if f.AddrStart != 0x7f00 || f.AddrEnd != 0x7fff || f.MinLatency != 100*time.Microsecond || !f.Self {
 		t.Errorf("filter %+v", f)
 	}
-	if o.Sample != 10 || o.Hook != "perf" || o.Buffer != 1<<20 {
+	if o.Sample != 10 || o.Hook != "kprobe" || o.Buffer != 1<<20 {
 		t.Errorf("options %+v", o)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"faultsnoop/internal/fault"
@@ -32,7 +33,6 @@ type pipeline struct {
 	enc   *view.Encoder
 	out   *output
 	limit uint64 // of records, 0 for none
-	loss  lossReport
 
 	printed uint64
 }
@@ -82,27 +82,40 @@ func (p *pipeline) take(batch *fault.Batch) {
 	for _, l := range batch.Lost {
 		if l.Count > 0 {
 			p.out.buf = p.enc.AppendLost(p.out.buf, l)
-			p.loss.add(l)
 		}
 	}
 	p.out.settle(len(batch.Faults) == 0)
 }
 
-// lossReport tells about losses while they happen, at most once in lossPause.
-type lossReport struct {
-	log   *slog.Logger
-	total uint64
-	told  time.Time
-}
-
+// lossPause is the time between two reports of losses.
 const lossPause = time.Second
 
-func (r *lossReport) add(l fault.Loss) {
-	r.total += l.Count
-	now := time.Now()
-	if now.Sub(r.told) < lossPause {
-		return
+// reportLosses tells about losses while they happen, until ctx is done. It asks the
+// source itself, since the pipeline may stand still for the very reason that makes
+// records get lost: nobody reads its output.
+func reportLosses(ctx context.Context, src source, log *slog.Logger) {
+	told := map[string]uint64{}
+	tick := time.NewTicker(lossPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		c, err := src.Counters()
+		if err != nil {
+			return // the pipeline meets the same error and reports it
+		}
+		var lately []string
+		for _, l := range c.Lost {
+			if l.Count > told[l.Where] {
+				told[l.Where] = l.Count
+				lately = append(lately, l.Where)
+			}
+		}
+		if len(lately) > 0 {
+			log.Warn(fmt.Sprintf("%d faults lost so far, lately: %s", c.LostTotal(), strings.Join(lately, "; ")))
+		}
 	}
-	r.told = now
-	r.log.Warn(fmt.Sprintf("%d faults lost so far, lately: %s", r.total, l.Where))
 }

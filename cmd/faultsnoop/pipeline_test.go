@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func TestOrder(t *testing.T) {
 		if _, err := os.Stat(mark); err == nil {
 			t.Error("the command ran before the source was open")
 		}
-		src = fakeSource{session: fakeSession(), batches: []fault.Batch{{Faults: sampleFaults()}, {Faults: sampleFaults()}, {Faults: sampleFaults()}}}
+		src = fakeSource{session: fakeSession(), mu: new(sync.Mutex), batches: []fault.Batch{{Faults: sampleFaults()}, {Faults: sampleFaults()}, {Faults: sampleFaults()}}}
 		return &src, nil
 	}
 	code, out, stderr := runWith(open, "trace", "--json", "--", "sh", "-c", "touch "+mark+"; exit 5")
@@ -73,7 +74,7 @@ func TestOrder(t *testing.T) {
 
 func TestLossIsTold(t *testing.T) {
 	lost := []fault.Batch{{Lost: []fault.Loss{{Where: "ring buffer full", Count: 3}}}, {Lost: []fault.Loss{{Where: "ring buffer full", Count: 4}}}, {}}
-	code, out, stderr := runWith(script(fakeSource{batches: lost}), "trace", "--json", "-d", "100ms")
+	code, out, stderr := runWith(script(fakeSource{batches: lost}), "trace", "--json", "-d", "1500ms")
 	if code != 0 || strings.Count(out, `"type":"lost"`) != 2 || !strings.Contains(out, `"lost":7,`) {
 		t.Errorf("code %d: %s", code, out)
 	}

@@ -7,6 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -130,7 +134,7 @@ func (t *tracer) start() (*command, error) {
 
 // follow lets the command run and shows faults until the end, then the summary.
 func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
-	p := pipeline{src: src, enc: t.encoder(src.Session()), out: t.out, limit: t.count, loss: lossReport{log: t.log}}
+	p := pipeline{src: src, enc: t.encoder(src.Session()), out: t.out, limit: t.count}
 	t.out.buf = p.enc.AppendHeader(t.out.buf)
 	t.out.flush()
 	if child != nil {
@@ -148,12 +152,22 @@ func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 		defer cancel()
 	}
 	begin := time.Now()
-	err := p.run(ctx)
+	err := t.runReporting(ctx, &p)
 	sum := view.Summary{Printed: p.printed, Duration: time.Since(begin), Hook: src.Session().Hook}
 	if err := errors.Join(err, t.conclude(&p, &sum)); err != nil {
 		return t.abandon(err, child)
 	}
 	return t.result(child)
+}
+
+// runReporting runs the pipeline while losses are reported beside it.
+func (t *tracer) runReporting(ctx context.Context, p *pipeline) error {
+	reporting, end := context.WithCancel(context.WithoutCancel(ctx))
+	var reporter sync.WaitGroup
+	reporter.Go(func() { reportLosses(reporting, p.src, t.log) })
+	defer reporter.Wait()
+	defer end()
+	return p.run(ctx)
 }
 
 // conclude writes the summary, also when something has failed before.
@@ -167,8 +181,29 @@ func (t *tracer) conclude(p *pipeline, sum *view.Summary) error {
 	t.out.flush()
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())
+		t.explainNothing(&counters)
 	}
 	return t.out.failure()
+}
+
+// explainNothing says why a filter on names may have selected nothing.
+func (t *tracer) explainNothing(c *fault.Counters) {
+	if c.Seen > 0 || len(t.comms) == 0 {
+		return
+	}
+	why := "names of more than 15 bytes are compared with the program's file name, which for a script is its interpreter's"
+	if !slices.ContainsFunc(t.comms, func(name string) bool { return len(name) > fault.MaxComm }) {
+		why = "names are compared letter by letter with those that ps -eLo comm shows"
+	}
+	t.log.Info(fmt.Sprintf("no fault matched -c %s: %s", strings.Join(quoted(t.comms), ", "), why))
+}
+
+func quoted(names []string) []string {
+	q := make([]string, len(names))
+	for i, name := range names {
+		q[i] = strconv.Quote(name)
+	}
+	return q
 }
 
 // abandon says what becomes of a command that runs when tracing has failed.

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -110,15 +112,53 @@ func (a *attachments) attach(plan *Plan, coll *ebpf.Collection) error {
 	return nil
 }
 
+// probePrefix begins the names of tracefs events that are ours.
+const probePrefix = "faultsnoop"
+
 // kretprobe asks for many instances, for which the library needs tracefs, and
 // takes the kernel's default where there is none: missed returns then become
 // records without latency.
 func kretprobe(p *ebpf.Program) (link.Link, error) {
-	l, err := link.Kretprobe(handleMMFault, p, &link.KprobeOptions{RetprobeMaxActive: kretprobeInstances})
-	if err == nil {
-		return l, nil
+	tracefs := mountOf("tracefs")
+	if tracefs == "" {
+		return link.Kretprobe(handleMMFault, p, nil)
 	}
-	return link.Kretprobe(handleMMFault, p, nil)
+	removeStaleProbes(tracefs)
+	return link.Kretprobe(handleMMFault, p, &link.KprobeOptions{
+		RetprobeMaxActive: kretprobeInstances, TraceFSPrefix: probePrefix,
+	})
+}
+
+// removeStaleProbes removes events that a killed faultsnoop has left in tracefs.
+// The kernel refuses to remove one that a running faultsnoop uses; other failures
+// leave what was there before.
+func removeStaleProbes(tracefs string) {
+	name := filepath.Join(tracefs, "kprobe_events")
+	list, err := os.ReadFile(name)
+	if err != nil {
+		return
+	}
+	for _, event := range staleProbes(string(list)) {
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			return
+		}
+		_, _ = f.WriteString("-:" + event + "\n")
+		f.Close()
+	}
+}
+
+// staleProbes picks our events from a kprobe_events file, as group/event.
+func staleProbes(list string) []string {
+	var events []string
+	for line := range strings.Lines(list) {
+		_, event, ok := strings.Cut(line, ":")
+		event, _, _ = strings.Cut(event, " ")
+		if ok && strings.HasPrefix(event, probePrefix+"_") {
+			events = append(events, event)
+		}
+	}
+	return events
 }
 
 // Close detaches in reverse order, so that no fault begins that will not end.

@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"faultsnoop/internal/fault"
@@ -95,7 +96,8 @@ func (f *Features) support(hook Hook) Support {
 }
 
 // Plans returns what to try, best first. Hooks that cannot work are left out; why
-// is in Verdicts. A plan for Perf carries only its name. An insisted hook that
+// is in Verdicts. A plan for Perf carries only its name and
+// the modes it covers. An insisted hook that
 // cannot work is an [UnsupportedError].
 func (f *Features) Plans(opt Options) ([]Plan, error) {
 	if opt.Hook != "" {
@@ -103,6 +105,12 @@ func (f *Features) Plans(opt Options) ([]Plan, error) {
 			return nil, &UnsupportedError{opt.Hook, s}
 		}
 		p, err := f.plan(opt.Hook, opt)
+		if err == nil && !p.sees(opt.Filter.Mode) {
+			err = &UnsupportedError{opt.Hook, Support{
+				Found:  fmt.Sprintf("it does not see faults of mode %s", *opt.Filter.Mode),
+				Remedy: "leave --hook out, or --mode",
+			}}
+		}
 		return []Plan{p}, err
 	}
 	var plans []Plan
@@ -114,12 +122,27 @@ func (f *Features) Plans(opt Options) ([]Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		plans = append(plans, p)
+		if p.sees(opt.Filter.Mode) {
+			plans = append(plans, p)
+		}
+	}
+	if len(plans) == 0 && opt.Filter.Mode != nil {
+		return nil, fmt.Errorf("choosing a hook: none that works here sees faults of mode %s: %s", *opt.Filter.Mode, f.whyNone())
 	}
 	if len(plans) == 0 {
 		return nil, fmt.Errorf("choosing a hook: none works here: %s", f.whyNone())
 	}
 	return plans, nil
+}
+
+// sees reports whether faults of a mode are among what the hook covers.
+func (p *Plan) sees(mode *fault.Mode) bool {
+	return mode == nil || slices.Contains(p.Covers, mode.String())
+}
+
+// CheckPatterns reports what is wrong with the patterns of a filter on names.
+func CheckPatterns(patterns []string) error {
+	return setPatterns(map[string]any{}, patterns)
 }
 
 func (f *Features) whyNone() string {
@@ -136,7 +159,11 @@ func (f *Features) whyNone() string {
 
 func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if hook == Perf {
-		return Plan{Hook: Perf}, nil
+		p := Plan{Hook: Perf, Covers: []string{"user"}}
+		if f.PerfAll.OK {
+			p.Covers = append(p.Covers, "kernel")
+		}
+		return p, nil
 	}
 	vars, err := f.variables(opt)
 	if err != nil {

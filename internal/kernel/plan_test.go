@@ -72,6 +72,32 @@ func TestInsistedHook(t *testing.T) {
 	}
 }
 
+func TestPlansSeeTheWantedMode(t *testing.T) {
+	remote := fault.Remote
+	opt := Options{Filter: fault.Filter{Mode: &remote}}
+	f := fullFeatures()
+	plans, err := f.Plans(opt)
+	if err != nil || len(plans) != 2 || plans[0].Hook != Fentry || plans[1].Hook != Kprobe {
+		t.Errorf("%d plans, %v; want fentry and kprobe", len(plans), err)
+	}
+	f.Trampolines, f.Kprobes = Support{Found: "refused"}, Support{Found: "refused"}
+	if _, err := f.Plans(opt); err == nil || !strings.Contains(err.Error(), "mode remote") {
+		t.Errorf("error %v, want one that names the mode", err)
+	}
+	opt.Hook = Tracepoint
+	if _, err := f.Plans(opt); err == nil || !strings.Contains(err.Error(), "mode remote") {
+		t.Errorf("error %v, want one that names the mode", err)
+	}
+}
+
+func TestStaleProbes(t *testing.T) {
+	list := "r4096:faultsnoop_0ab1/r_handle_mm_fault handle_mm_fault\np:kprobes/mine do_sys_open\nr:faultsnoop_2/x y\nr16:other/faultsnoop_3 z\n"
+	want := []string{"faultsnoop_0ab1/r_handle_mm_fault", "faultsnoop_2/x"}
+	if got := staleProbes(list); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestNoHookNamesEveryCause(t *testing.T) {
 	f := Features{
 		BPF:     Support{Found: "needs root"},
