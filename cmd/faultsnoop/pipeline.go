@@ -87,21 +87,29 @@ func (p *pipeline) take(batch *fault.Batch) {
 	p.out.settle(len(batch.Faults) == 0)
 }
 
-// lossPause is the time between two reports of losses.
-const lossPause = time.Second
+const (
+	// lossTick is how often losses are looked for, so that the first is told at once.
+	lossTick = 100 * time.Millisecond
+	// lossPause is the shortest time between two reports of them.
+	lossPause = time.Second
+)
 
 // reportLosses tells about losses while they happen, until ctx is done. It asks the
 // source itself, since the pipeline may stand still for the very reason that makes
 // records get lost: nobody reads its output.
 func reportLosses(ctx context.Context, src source, log *slog.Logger) {
 	told := map[string]uint64{}
-	tick := time.NewTicker(lossPause)
+	var last time.Time
+	tick := time.NewTicker(lossTick)
 	defer tick.Stop()
-	for {
+	for done := false; !done; {
 		select {
 		case <-ctx.Done():
-			return
-		case <-tick.C:
+			done = true
+		case now := <-tick.C:
+			if now.Sub(last) < lossPause {
+				continue
+			}
 		}
 		c, err := src.Counters()
 		if err != nil {
@@ -115,6 +123,7 @@ func reportLosses(ctx context.Context, src source, log *slog.Logger) {
 			}
 		}
 		if len(lately) > 0 {
+			last = time.Now()
 			log.Warn(fmt.Sprintf("%d faults lost so far, lately: %s", c.LostTotal(), strings.Join(lately, "; ")))
 		}
 	}

@@ -74,11 +74,11 @@ func TestOrder(t *testing.T) {
 
 func TestLossIsTold(t *testing.T) {
 	lost := []fault.Batch{{Lost: []fault.Loss{{Where: "ring buffer full", Count: 3}}}, {Lost: []fault.Loss{{Where: "ring buffer full", Count: 4}}}, {}}
-	code, out, stderr := runWith(script(fakeSource{batches: lost}), "trace", "--json", "-d", "1500ms")
+	code, out, stderr := runWith(script(fakeSource{batches: lost}), "trace", "--json", "-d", "100ms")
 	if code != 0 || strings.Count(out, `"type":"lost"`) != 2 || !strings.Contains(out, `"lost":7,`) {
 		t.Errorf("code %d: %s", code, out)
 	}
-	if strings.Count(stderr, "lost so far") != 1 || !strings.Contains(stderr, "7 lost (ring buffer full: 3, ring buffer full: 4)") {
+	if !strings.Contains(stderr, "7 faults lost so far") || !strings.Contains(stderr, "7 lost (ring buffer full: 3, ring buffer full: 4)") {
 		t.Errorf("stderr: %s", stderr)
 	}
 }
