@@ -36,36 +36,56 @@ type program interface {
 // Kinds are all kinds, in the order in which help shows them.
 func Kinds() []Kind {
 	return []Kind{
-		{"alloc", "allocate --size bytes in blocks of --block bytes and write to every page",
-			"Anonymous private memory without huge pages: one minor fault for each page.", allocFlags},
-		{"touch", "write to fresh anonymous pages, in one or several threads",
-			"Each thread maps memory of its own. --stride N touches every Nth page.", touchFlags},
-		{"file", "read pages from the middle of a mapped file, warm or cold",
+		{
+			"alloc", "allocate --size bytes in blocks of --block bytes and write to every page",
+			"Anonymous private memory without huge pages: one minor fault for each page.", allocFlags,
+		},
+		{
+			"touch", "write to fresh anonymous pages, in one or several threads",
+			"Each thread maps memory of its own. --stride N touches every Nth page.", touchFlags,
+		},
+		{
+			"file", "read pages from the middle of a mapped file, warm or cold",
 			"Warm pages are in the page cache and take minor faults, cold ones are read from the disk and take\n" +
 				"major faults. The kernel maps neighbouring warm pages along with the one that faulted (fault-around);\n" +
-				"these are unmapped again before they are touched, unless --around is given.", fileFlags},
-		{"cow", "fork, then write to the shared pages: each is copied",
-			"The parent writes; the child only exists until the parent is done.", cowFlags},
+				"these are unmapped again before they are touched, unless --around is given.", fileFlags,
+		},
+		{
+			"cow", "fork, then write to the shared pages: each is copied",
+			"The parent writes; the child only exists until the parent is done.", cowFlags,
+		},
 		{"kernel", "let read(2) from /dev/zero fill fresh memory: the faults are taken in kernel mode", "", kernelFlags},
-		{"remote", "write to fresh memory of a child by process_vm_writev(2)",
-			"The faults are counted for the writer, the addresses are the child's.", remoteFlags},
-		{"uffd", "touch pages that a userfaultfd server provides after --delay",
+		{
+			"remote", "write to fresh memory of a child by process_vm_writev(2)",
+			"The faults are counted for the writer, the addresses are the child's.", remoteFlags,
+		},
+		{
+			"uffd", "touch pages that a userfaultfd server provides after --delay",
 			"The kernel enters its fault handler twice for each. Whether it counts them as minor or major depends\n" +
-				"on its version.", uffdFlags},
+				"on its version.", uffdFlags,
+		},
 		{"thp", "touch memory that is backed by transparent huge pages: one fault each", "", thpFlags},
-		{"hugetlb", "touch memory from the pool of huge pages: one fault each",
-			"As root, enlarges the pool (vm.nr_hugepages) while it runs if it is too small.", hugetlbFlags},
+		{
+			"hugetlb", "touch memory from the pool of huge pages: one fault each",
+			"As root, enlarges the pool (vm.nr_hugepages) while it runs if it is too small.", hugetlbFlags,
+		},
 		{"shmem", "write to fresh shared memory, anonymous or of a memfd", "", shmemFlags},
 		{"swap", "write pages out to swap and read them back", "Needs swap space that is on.", swapFlags},
-		{"segv", "touch some pages, then a bad address: the process dies of the signal",
+		{
+			"segv", "touch some pages, then a bad address: the process dies of the signal",
 			"--how maperr reads address 0x10, accerr a page without permission, both end with SIGSEGV; sigbus reads\n" +
-				"beyond the end of a mapped file. The report is written before.", segvFlags},
-		{"storm", "take as many faults a second as possible on all CPUs",
+				"beyond the end of a mapped file. The report is written before.", segvFlags,
+		},
+		{
+			"storm", "take as many faults a second as possible on all CPUs",
 			"One pinned thread for each CPU touches and drops 512 pages again and again, for --duration or until\n" +
-				"each has touched --pages pages.", stormFlags},
-		{"where", "read, write, overwrite and execute at fixed addresses",
+				"each has touched --pages pages.", stormFlags,
+		},
+		{
+			"where", "read, write, overwrite and execute at fixed addresses",
 			"Reads 0x7e0000001234, writes 0x7e0000005678, writes 0x7e0000001abc and calls 0x7e0000100010. The third\n" +
-				"faults only where the kernel has mapped its shared zero page for the read.", whereFlags},
+				"faults only where the kernel has mapped its shared zero page for the read.", whereFlags,
+		},
 	}
 }
 

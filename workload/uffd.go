@@ -71,7 +71,7 @@ type uffdServer struct {
 const (
 	uffdAPI            = 0xaa
 	uffdioAPI          = 3<<30 | 24<<16 | uffdAPI<<8 | 0x3f
-	uffdioRegister     = 3<<30 | 32<<16 | uffdAPI<<8 | 0x00
+	uffdioRegister     = 3<<30 | 32<<16 | uffdAPI<<8 // number 0
 	uffdioCopy         = 3<<30 | 40<<16 | uffdAPI<<8 | 0x03
 	uffdModeMissing    = 1
 	uffdEventPagefault = 0x12

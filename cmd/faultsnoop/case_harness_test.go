@@ -262,13 +262,6 @@ func copyProgram(t *testing.T, name string) string {
 	return path
 }
 
-// onStage is the command line that sets the scene by a job of stage and then runs
-// argv as the test binary's program; without argv the job is all.
-func onStage(t *testing.T, job []string, argv ...string) []string {
-	t.Helper()
-	return slices.Concat([]string{"env", mainEnv + "=stage", self(t)}, job, argv)
-}
-
 // stage does a job in a process of its own and then becomes the rest of the command
 // line, if there is any.
 func stage(args []string) int {

@@ -78,9 +78,14 @@ func TestExitCodes(t *testing.T) {
 		argv []string
 		want int
 	}{
-		{[]string{"sh", "-c", "exit 3"}, 3}, {[]string{"sh", "-c", "kill -SEGV $$"}, 139}, {[]string{"true"}, 0},
-		{[]string{"/no/such"}, 127}, {[]string{"/etc/passwd"}, 126}, {[]string{"/etc"}, 126},
-		{[]string{plain}, 9}, {[]string{badScript}, 127},
+		{[]string{"sh", "-c", "exit 3"}, 3},
+		{[]string{"sh", "-c", "kill -SEGV $$"}, 139},
+		{[]string{"true"}, 0},
+		{[]string{"/no/such"}, 127},
+		{[]string{"/etc/passwd"}, 126},
+		{[]string{"/etc"}, 126},
+		{[]string{plain}, 9},
+		{[]string{badScript}, 127},
 	} {
 		err := faultsnoop(t, "few", append([]string{"trace", "--"}, c.argv...)...).Run()
 		if got := exitCode(t, err); got != c.want {

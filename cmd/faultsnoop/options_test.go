@@ -133,8 +133,14 @@ func TestChildrenDefault(t *testing.T) {
 		args []string
 		want bool
 	}{
-		{nil, false}, {[]string{"-p", pid}, true}, {[]string{"-t", pid}, false}, {[]string{"-c", "x"}, false}, {[]string{"-c", "x", "--children"}, true},
-		{[]string{"-p", pid, "--children=false"}, false}, {[]string{"--", "true"}, true}, {[]string{"--children=false", "--", "true"}, false},
+		{nil, false},
+		{[]string{"-p", pid}, true},
+		{[]string{"-t", pid}, false},
+		{[]string{"-c", "x"}, false},
+		{[]string{"-c", "x", "--children"}, true},
+		{[]string{"-p", pid, "--children=false"}, false},
+		{[]string{"--", "true"}, true},
+		{[]string{"--children=false", "--", "true"}, false},
 	} {
 		if got := optionsOf(t, c.args...).Filter.Children; got != c.want {
 			t.Errorf("%q: children %v, want %v", c.args, got, c.want)

@@ -8,10 +8,11 @@ import (
 	"os"
 	"time"
 
-	"faultsnoop/internal/fault"
-	"faultsnoop/internal/process"
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
 )
 
 const (

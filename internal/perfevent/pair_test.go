@@ -98,7 +98,6 @@ func TestPairing(t *testing.T) {
 		var tk task
 		for i, st := range test.steps {
 			var failed flight
-			latency, timed := time.Duration(-1), false
 			switch st.kind {
 			case entry:
 				failed = p.begin(&tk, at(entry, st.time, st.addr), st.late)
@@ -107,6 +106,8 @@ func TestPairing(t *testing.T) {
 			case loss:
 				p.lost(st.addr)
 			default:
+				var latency time.Duration
+				var timed bool
 				if latency, timed, failed = p.complete(&tk, at(st.kind, st.time, st.addr)); !timed {
 					latency = -1
 				}

@@ -39,10 +39,9 @@ func (t *task) duplicate(rec *record) bool {
 
 // proc is a process.
 type proc struct {
-	pid      uint32
-	threads  int
-	comm     fault.Comm // of the leader
-	innerPID uint32
+	pid     uint32
+	threads int
+	comm    fault.Comm // of the leader
 
 	// listed: its id is one of those asked for, or its parent's was and children are wanted.
 	listed bool

@@ -51,82 +51,138 @@ type Column struct {
 
 // Columns lists every column in the order of JSON and of the preset wide.
 var Columns = []Column{
-	{Name: "time", Title: "TIME", Width: 15, Help: "when the fault was complete: local time in text, RFC 3339 in UTC elsewhere",
-		key: "time", text: (*Encoder).appendClock, raw: (*Encoder).appendRFC3339, quoted: true},
-	{Name: "mono", Title: "MONO(ns)", Width: 16, Help: "the same as nanoseconds of CLOCK_MONOTONIC",
-		key: "mono_ns", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendUint(b, f.End) }},
-	{Name: "pid", Title: "PID", Width: 7, Help: "process (thread group) id, in the pid namespace of faultsnoop",
-		key: "pid", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendID(b, f.PID) }},
-	{Name: "tid", Title: "TID", Width: 7, Help: "thread id",
-		key: "tid", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendID(b, f.TID) }},
-	{Name: "thread", Title: "TID", Width: 7, Help: "thread id where it differs from pid, else \".\"",
-		text: appendThread, short: []string{"tid"}},
-	{Name: "nspid", Title: "NSPID", Width: 7, Help: "process id inside its own pid namespace where it differs from pid",
-		key: "nspid", raw: appendInnerPID, sparse: true},
-	{Name: "host_pid", Title: "HOSTPID", Width: 7, Help: "process id in the initial pid namespace where it differs from pid",
-		key: "host_pid", raw: appendHostPID, sparse: true},
-	{Name: "cpu", Title: "CPU", Width: 3, Help: "CPU that took the fault",
-		key: "cpu", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendUint(b, uint64(f.CPU)) }},
-	{Name: "comm", Title: "COMM", Width: 15, left: true, Help: "name of the thread; strange bytes are escaped, a cut name ends in +",
+	{
+		Name: "time", Title: "TIME", Width: 15, Help: "when the fault was complete: local time in text, RFC 3339 in UTC elsewhere",
+		key: "time", text: (*Encoder).appendClock, raw: (*Encoder).appendRFC3339, quoted: true,
+	},
+	{
+		Name: "mono", Title: "MONO(ns)", Width: 16, Help: "the same as nanoseconds of CLOCK_MONOTONIC",
+		key: "mono_ns", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendUint(b, f.End) },
+	},
+	{
+		Name: "pid", Title: "PID", Width: 7, Help: "process (thread group) id, in the pid namespace of faultsnoop",
+		key: "pid", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendID(b, f.PID) },
+	},
+	{
+		Name: "tid", Title: "TID", Width: 7, Help: "thread id",
+		key: "tid", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendID(b, f.TID) },
+	},
+	{
+		Name: "thread", Title: "TID", Width: 7, Help: "thread id where it differs from pid, else \".\"",
+		text: appendThread, short: []string{"tid"},
+	},
+	{
+		Name: "nspid", Title: "NSPID", Width: 7, Help: "process id inside its own pid namespace where it differs from pid",
+		key: "nspid", raw: appendInnerPID, sparse: true,
+	},
+	{
+		Name: "host_pid", Title: "HOSTPID", Width: 7, Help: "process id in the initial pid namespace where it differs from pid",
+		key: "host_pid", raw: appendHostPID, sparse: true,
+	},
+	{
+		Name: "cpu", Title: "CPU", Width: 3, Help: "CPU that took the fault",
+		key: "cpu", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendUint(b, uint64(f.CPU)) },
+	},
+	{
+		Name: "comm", Title: "COMM", Width: 15, left: true, Help: "name of the thread; strange bytes are escaped, a cut name ends in +",
 		key: "comm", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendJSONName(b, "comm", f.Comm.Bytes()) },
-		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Comm.Bytes(), limit) }},
-	{Name: "process", Title: "PROCESS", Width: 15, left: true, Help: "name of the process (of its first thread)",
+		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Comm.Bytes(), limit) },
+	},
+	{
+		Name: "process", Title: "PROCESS", Width: 15, left: true, Help: "name of the process (of its first thread)",
 		key: "process", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
 			if name := f.Process.Bytes(); len(name) > 0 {
 				return appendJSONName(b, "process", name)
 			}
 			return b // nobody names its first thread "", so it is not known
 		},
-		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Process.Bytes(), limit) }},
-	{Name: "mode", Title: "MODE", Width: 6, left: true, Help: "user, kernel (on a user address) or remote (get_user_pages on another task)",
-		key: "mode", raw: appendMode, quoted: true},
-	{Name: "access", Title: "ACCESS", Width: 6, left: true, Help: "read, write or exec",
-		key: "access", raw: appendAccess, quoted: true},
-	{Name: "how", Title: "HOW", Width: 3, left: true, Help: "mode and access in short: U user, K kernel, R remote / r read, w write, x exec",
-		text: appendHow, short: []string{"mode", "access"}},
-	{Name: "major", Title: "MAJ", Width: 3, left: true, Help: "maj: the kernel counted it in ru_majflt; min: in ru_minflt",
-		key: "major", text: (*Encoder).appendMajor, raw: appendMajorBool},
-	{Name: "address", Title: "ADDRESS(hex)", Width: 12, Help: "faulting address with its offset in the page",
+		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Process.Bytes(), limit) },
+	},
+	{
+		Name: "mode", Title: "MODE", Width: 6, left: true, Help: "user, kernel (on a user address) or remote (get_user_pages on another task)",
+		key: "mode", raw: appendMode, quoted: true,
+	},
+	{
+		Name: "access", Title: "ACCESS", Width: 6, left: true, Help: "read, write or exec",
+		key: "access", raw: appendAccess, quoted: true,
+	},
+	{
+		Name: "how", Title: "HOW", Width: 3, left: true, Help: "mode and access in short: U user, K kernel, R remote / r read, w write, x exec",
+		text: appendHow, short: []string{"mode", "access"},
+	},
+	{
+		Name: "major", Title: "MAJ", Width: 3, left: true, Help: "maj: the kernel counted it in ru_majflt; min: in ru_minflt",
+		key: "major", text: (*Encoder).appendMajor, raw: appendMajorBool,
+	},
+	{
+		Name: "address", Title: "ADDRESS(hex)", Width: 12, Help: "faulting address with its offset in the page",
 		key: "address", raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return appendHex(b, f.Address) }, quoted: true,
-		text: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.Address, 16) }},
-	{Name: "ip", Title: "IP(hex)", Width: 16, Help: "instruction that faulted",
+		text: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.Address, 16) },
+	},
+	{
+		Name: "ip", Title: "IP(hex)", Width: 16, Help: "instruction that faulted",
 		key: "ip", raw: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.IP) }), quoted: true,
-		text: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.IP, 16) })},
-	{Name: "flags", Title: "FLAGS", Width: 54, left: true, Help: "FAULT_FLAG_* by the running kernel's names, unknown bits in hex",
-		key: "flags", raw: (*Encoder).appendFlags, json: (*Encoder).appendFlagsJSON},
-	{Name: "flags_raw", Title: "FLAGS(hex)", Width: 10, Help: "the same as a number",
-		key: "flags_raw", raw: known(fault.HasFlags, func(b []byte, f *fault.Fault) []byte { return appendHex(b, uint64(f.Flags)) }), quoted: true},
-	{Name: "attempts", Title: "TRY", Width: 3, Help: "how often the kernel tried",
-		key: "attempts", raw: known(fault.HasAttempts, func(b []byte, f *fault.Fault) []byte { return appendUint(b, uint64(f.Attempts)) })},
-	{Name: "result", Title: "RESULT", Width: 8, left: true, Help: "ok, sigbus, sigsegv, oom, hwpoison, interrupted or efault",
-		key: "result", raw: known(fault.HasResult, func(b []byte, f *fault.Fault) []byte { return append(b, f.Result.String()...) }), quoted: true},
-	{Name: "latency", Title: "LAT", Width: 6, Help: "from the first entry into the kernel's handler to the last exit; nanoseconds in CSV and JSON",
+		text: known(fault.HasIP, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.IP, 16) }),
+	},
+	{
+		Name: "flags", Title: "FLAGS", Width: 54, left: true, Help: "FAULT_FLAG_* by the running kernel's names, unknown bits in hex",
+		key: "flags", raw: (*Encoder).appendFlags, json: (*Encoder).appendFlagsJSON,
+	},
+	{
+		Name: "flags_raw", Title: "FLAGS(hex)", Width: 10, Help: "the same as a number",
+		key: "flags_raw", raw: known(fault.HasFlags, func(b []byte, f *fault.Fault) []byte { return appendHex(b, uint64(f.Flags)) }), quoted: true,
+	},
+	{
+		Name: "attempts", Title: "TRY", Width: 3, Help: "how often the kernel tried",
+		key: "attempts", raw: known(fault.HasAttempts, func(b []byte, f *fault.Fault) []byte { return appendUint(b, uint64(f.Attempts)) }),
+	},
+	{
+		Name: "result", Title: "RESULT", Width: 8, left: true, Help: "ok, sigbus, sigsegv, oom, hwpoison, interrupted or efault",
+		key: "result", raw: known(fault.HasResult, func(b []byte, f *fault.Fault) []byte { return append(b, f.Result.String()...) }), quoted: true,
+	},
+	{
+		Name: "latency", Title: "LAT", Width: 6, Help: "from the first entry into the kernel's handler to the last exit; nanoseconds in CSV and JSON",
 		key: "latency_ns", raw: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return strconv.AppendInt(b, int64(f.Latency), 10) }),
-		text: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Latency) })},
-	{Name: "start", Title: "START(hex)", Width: 12, Help: "first address of the mapping",
+		text: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Latency) }),
+	},
+	{
+		Name: "start", Title: "START(hex)", Width: 12, Help: "first address of the mapping",
 		key: "start", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.VMA.Start) }), quoted: true,
-		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.Start, 16) })},
-	{Name: "end", Title: "END(hex)", Width: 12, Help: "first address behind the mapping",
+		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.Start, 16) }),
+	},
+	{
+		Name: "end", Title: "END(hex)", Width: 12, Help: "first address behind the mapping",
 		key: "end", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.VMA.End) }), quoted: true,
-		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.End, 16) })},
-	{Name: "perm", Title: "PERM", Width: 4, left: true, Help: "permissions of the mapping as in /proc/PID/maps",
-		key: "perm", ofVMA: true, raw: known(fault.HasVMA, appendPerm), quoted: true},
-	{Name: "vma_pgoff", Title: "VPGOFF(hex)", Width: 11, Help: "the mapping's own offset in its file, in pages",
+		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.End, 16) }),
+	},
+	{
+		Name: "perm", Title: "PERM", Width: 4, left: true, Help: "permissions of the mapping as in /proc/PID/maps",
+		key: "perm", ofVMA: true, raw: known(fault.HasVMA, appendPerm), quoted: true,
+	},
+	{
+		Name: "vma_pgoff", Title: "VPGOFF(hex)", Width: 11, Help: "the mapping's own offset in its file, in pages",
 		key: "pgoff", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.VMA.PgOff) }),
-		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.PgOff, 16) })},
-	{Name: "pgoff", Title: "PGOFF(hex)", Width: 10, Help: "the page's offset in its file, in pages, as the kernel computes it (for anonymous memory too); decimal in CSV and JSON",
+		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.PgOff, 16) }),
+	},
+	{
+		Name: "pgoff", Title: "PGOFF(hex)", Width: 10, Help: "the page's offset in its file, in pages, as the kernel computes it (for anonymous memory too); decimal in CSV and JSON",
 		key: "pgoff", raw: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PgOff) }),
-		text: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.PgOff, 16) })},
-	{Name: "hook", Title: "HOOK", Width: 10, left: true, Help: "how the fault was heard of",
-		key: "hook", raw: func(e *Encoder, b []byte, _ *fault.Fault) []byte { return append(b, e.session.Hook...) }, quoted: true},
-	{Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [anon], [vdso] ... of the mapping",
+		text: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.PgOff, 16) }),
+	},
+	{
+		Name: "hook", Title: "HOOK", Width: 10, left: true, Help: "how the fault was heard of",
+		key: "hook", raw: func(e *Encoder, b []byte, _ *fault.Fault) []byte { return append(b, e.session.Hook...) }, quoted: true,
+	},
+	{
+		Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [anon], [vdso] ... of the mapping",
 		key: "label", ofVMA: true, json: appendLabelJSON,
 		name: func(b []byte, f *fault.Fault, limit int) []byte {
 			if !f.Is(fault.HasLabel) {
 				return b
 			}
 			return appendEscaped(b, f.VMA.Label, limit)
-		}},
+		},
+	},
 }
 
 // Presets are the names for whole sets of columns. The preset wide is every

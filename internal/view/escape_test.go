@@ -32,8 +32,17 @@ func TestEscapeCut(t *testing.T) {
 		limit int
 		want  string
 	}{
-		{"abcdef", 6, "abcdef"}, {"abcdefg", 6, "abcde+"}, {"abc\x1b", 6, "abc+"}, {"abc\x1b", 7, `abc\x1b`}, {"漢字漢", 5, "漢字+"},
-		{"漢字漢", 4, "漢+"}, {"漢字", 4, "漢字"}, {"\x1b", 3, "+"}, {"\x1b\x1b", 4, "+"}, {"ab\\", 3, "ab+"}, {"ae\u0301b", 2, "a+"},
+		{"abcdef", 6, "abcdef"},
+		{"abcdefg", 6, "abcde+"},
+		{"abc\x1b", 6, "abc+"},
+		{"abc\x1b", 7, `abc\x1b`},
+		{"漢字漢", 5, "漢字+"},
+		{"漢字漢", 4, "漢+"},
+		{"漢字", 4, "漢字"},
+		{"\x1b", 3, "+"},
+		{"\x1b\x1b", 4, "+"},
+		{"ab\\", 3, "ab+"},
+		{"ae\u0301b", 2, "a+"},
 	} {
 		if got := string(appendEscaped(nil, c.in, c.limit)); got != c.want {
 			t.Errorf("%q in %d columns: got %q, want %q", c.in, c.limit, got, c.want)

@@ -26,16 +26,26 @@ func TestSummarize(t *testing.T) {
 			p.status = 1
 			p.tests = append(p.tests, testReport{"TestC", "FAIL", "3, want 4"})
 		}, false, "2 passed, 1 failed, 2 skipped", "TestC: 3, want 4"},
-		{"machine hung", func(r *result) { r.err = errors.New("machine did not power off in time") },
-			false, "2 passed, 1 failed, 2 skipped", "power off"},
-		{"program without end", func(r *result) { r.report.programs[0].ended = false },
-			false, "2 passed, 1 failed, 2 skipped", "p never ended"},
-		{"crash after the tests", func(r *result) { r.report.programs[0].status = 139 },
-			false, "2 passed, 1 failed, 2 skipped", "exit status 139"},
-		{"no test ran", func(r *result) { r.report.programs[0].tests = nil },
-			false, "1 passed, 1 failed, 1 skipped", "no test ran"},
-		{"kernel bug", func(r *result) { r.report.trouble = []string{"BUG: x"} },
-			false, "2 passed, 1 failed, 2 skipped", "BUG: x"},
+		{
+			"machine hung", func(r *result) { r.err = errors.New("machine did not power off in time") },
+			false, "2 passed, 1 failed, 2 skipped", "power off",
+		},
+		{
+			"program without end", func(r *result) { r.report.programs[0].ended = false },
+			false, "2 passed, 1 failed, 2 skipped", "p never ended",
+		},
+		{
+			"crash after the tests", func(r *result) { r.report.programs[0].status = 139 },
+			false, "2 passed, 1 failed, 2 skipped", "exit status 139",
+		},
+		{
+			"no test ran", func(r *result) { r.report.programs[0].tests = nil },
+			false, "1 passed, 1 failed, 1 skipped", "no test ran",
+		},
+		{
+			"kernel bug", func(r *result) { r.report.trouble = []string{"BUG: x"} },
+			false, "2 passed, 1 failed, 2 skipped", "BUG: x",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
