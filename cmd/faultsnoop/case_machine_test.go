@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -227,6 +228,10 @@ func TestCaseHotplug(t *testing.T) {
 		three := reportOf(t, pinned("3", "500"))
 		if err := os.WriteFile(online, []byte("1"), 0o644); err != nil {
 			t.Fatal(err)
+		}
+		if hook == "perf" {
+			// Until it has noticed the CPU nothing counts there (docs/faults.md).
+			time.Sleep(3 * time.Second)
 		}
 		one := reportOf(t, pinned("1", "300"))
 		tr := a.stop(t, hook)

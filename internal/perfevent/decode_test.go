@@ -254,18 +254,20 @@ func TestRingLimitAndFull(t *testing.T) {
 // TestRingForeignClock reads samples whose times are from another clock.
 func TestRingForeignClock(t *testing.T) {
 	r, d := fakeRing(0), decoder{}
-	r.through, r.last = 1<<40, 1<<40
+	// What lies behind the present is foreign, so the times start from it.
+	base := process.Now() - 1e9
+	r.through, r.last = base, base
 	write := func(time uint64) {
 		r.write(framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 1, 1, time, 0)))
 	}
-	write(1<<40 + 5)
+	write(base + 5)
 	write(7)       // long ago
 	write(1 << 62) // in the future
-	write(1<<40 + 6)
-	if err := r.read(&d, 10, 1<<40+10); err != nil {
+	write(base + 6)
+	if err := r.read(&d, 10, base+10); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []record{{time: 1<<40 + 5}, {time: 1<<40 + 5, askew: true}, {time: 1<<40 + 5, askew: true}, {time: 1<<40 + 6}} {
+	for i, want := range []record{{time: base + 5}, {time: base + 5, askew: true}, {time: base + 5, askew: true}, {time: base + 6}} {
 		if got := r.queue[i]; got.time != want.time || got.askew != want.askew {
 			t.Errorf("record %d: time %d, askew %v, want %+v", i, got.time, got.askew, want)
 		}

@@ -9,7 +9,7 @@ import (
 
 // checkCPUs is how often the list of online CPUs is read. Netlink would tell at once
 // but is not allowed in every container.
-const checkCPUs = 500e6
+const checkCPUs = 100e6
 
 // followCPUs opens events on CPUs that have come online.
 func (s *Session) followCPUs() error {

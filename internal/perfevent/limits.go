@@ -77,7 +77,8 @@ func ringOrder(cpus int, mlockKB int, memlock uint64, unlimited bool) int {
 	want := max(totalRingSize/uint64(cpus), minRingSize) / pageSize
 	if !unlimited {
 		budget := uint64(mlockKB)*1024/pageSize*uint64(cpus) + memlock/pageSize
-		want = min(want, max(budget/uint64(cpus), 2)-1)
+		// Half of it, so that the same user can trace something else beside this.
+		want = min(want, max(budget/2/uint64(cpus), 2)-1)
 	}
 	return min(bits.Len64(want)-1, maxOrder)
 }

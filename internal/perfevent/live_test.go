@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/process"
 )
@@ -474,6 +476,7 @@ func TestUnprivileged(t *testing.T) {
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
+	roomForRings(t)
 	cmd := exec.Command(program, "-test.run", "Test(Command|NoEntries|Existing|Thread|Family|Major|Kernel|Failed|Lost|Sample|CPU|Next|NoSuch|Refused|Descriptors)")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "HOME="+dir)
@@ -481,6 +484,24 @@ func TestUnprivileged(t *testing.T) {
 	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("as user nobody: %v\n%s", err, b)
 	}
+}
+
+// roomForRings lets an ordinary user pin what later kernels allow by default (8 MiB
+// since 5.16): 64 KiB leave no room for the second session that some tests open.
+func roomForRings(t *testing.T) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+		t.Fatal(err)
+	}
+	const room = 8 << 20
+	if old.Cur >= room {
+		return
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: room, Max: max(room, old.Max)}); err != nil {
+		t.Skipf("RLIMIT_MEMLOCK is %d and may not be raised: %v", old.Cur, err)
+	}
+	t.Cleanup(func() { unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old) })
 }
 
 // TestRefused asks for what an ordinary user may not have.

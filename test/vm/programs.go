@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,11 @@ import (
 // testPackages are the packages with tests that want a kernel to themselves.
 var testPackages = []string{"./cmd/faultsnoop", "./internal/kernel", "./internal/perfevent", "./workload"}
 
+// liveTests picks, for packages that have others too, the tests that ask the kernel
+// something. The others depend on no kernel, have been run on the host, and some of
+// them on a machine that is not ten times slower.
+var liveTests = map[string]string{"cmd/faultsnoop": "^Test(Case|Workloads|WholeProcess)"}
+
 // lastPackage has a test that leaves the kernel locked down, and so runs after all
 // others: TestLockdown.
 const lastPackage = "cmd/faultsnoop"
@@ -26,7 +32,7 @@ const lastPackage = "cmd/faultsnoop"
 // Limits of one test binary: the test framework's own, which prints all stacks,
 // comes before the kill.
 const (
-	testTimeout = 6 * time.Minute
+	testTimeout = 10 * time.Minute
 	killTimeout = testTimeout + 20*time.Second
 )
 
@@ -120,8 +126,8 @@ func (p programs) install(fsys initramfs, o options) ([]guest.Program, error) {
 			return nil, err
 		}
 		args := []string{file, "-test.v=test2json", "-test.timeout=" + testTimeout.String()}
-		if o.run != "" {
-			args = append(args, "-test.run="+o.run)
+		if run := cmp.Or(o.run, liveTests[t.pkg]); run != "" {
+			args = append(args, "-test.run="+run)
 		}
 		if o.short {
 			args = append(args, "-test.short")
