@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,8 @@ const doubled = 100 * time.Millisecond
 // one the end of the program, whatever it does at that moment. While a command
 // runs, the first one is the command's instead: its end then ends the tracing.
 // The cause it gives to end is for the time before tracing.
-// stop gives the signals their usual meaning back.
+// stop gives the signals their usual meaning back, unless there was one: the program
+// is about to end then, and the double of a signal must not change its exit code.
 func watchSignals(end context.CancelCauseFunc, child *command) (stop func()) {
 	ch := make(chan os.Signal, 4)
 	// INT is caught even where a shell without job control ignores it for
@@ -33,6 +35,7 @@ func watchSignals(end context.CancelCauseFunc, child *command) (stop func()) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	done := make(chan struct{})
+	var caught atomic.Bool
 	go func() {
 		var first time.Time
 		for {
@@ -40,6 +43,7 @@ func watchSignals(end context.CancelCauseFunc, child *command) (stop func()) {
 			case <-done:
 				return
 			case sig := <-ch:
+				caught.Store(true)
 				again := !first.IsZero()
 				if again && time.Since(first) < doubled {
 					continue
@@ -59,7 +63,9 @@ func watchSignals(end context.CancelCauseFunc, child *command) (stop func()) {
 		}
 	}()
 	return func() {
-		signal.Stop(ch)
+		if !caught.Load() {
+			signal.Stop(ch)
+		}
 		close(done)
 	}
 }
