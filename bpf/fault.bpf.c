@@ -699,8 +699,8 @@ int follow_fork(__u64 *ctx)
 	from = parent->tgid;
 	to = child->tgid;
 	if (observer_pidns) {
-		from = observed_nr(BPF_CORE_READ(parent, group_leader, thread_pid));
-		to = observed_nr(BPF_CORE_READ(child, thread_pid));
+		from = observed_nr((__u64)BPF_CORE_READ(parent, group_leader, thread_pid));
+		to = observed_nr((__u64)BPF_CORE_READ(child, thread_pid));
 	}
 	value = bpf_map_lookup_elem(&tracked, &from);
 	/* The child may have the id of a process that ended without our noticing. */

@@ -72,7 +72,10 @@ static __always_inline void track(__u32 tgid)
 /* Whether a thread is one of the tool's. */
 static __always_inline bool is_self(struct task_struct *task)
 {
-	return observed_ids(task).pid == self_tgid;
+	if (observer_pidns)
+		return observed_nr((__u64)BPF_CORE_READ(task, group_leader, thread_pid)) ==
+		       self_tgid;
+	return READ_TASK(task, tgid) == self_tgid;
 }
 
 static __always_inline bool is_selftest(struct task_struct *task, __u64 address)

@@ -135,9 +135,13 @@ static __always_inline void drop_state(struct task_struct *task)
 /* MAX_PID_NS_LEVEL in include/linux/pid_namespace.h */
 #define PIDNS_LEVELS 32
 
-/* The id of pid in the observer's namespace, 0 if it has none there. */
-static __always_inline __u32 observed_nr(struct pid *pid)
+/*
+ * The id of a struct pid in the observer's namespace, 0 if it has none there. Not
+ * static, so that the verifier looks at the loop once and not at every call.
+ */
+__noinline __u32 observed_nr(__u64 address)
 {
+	struct pid *pid = (void *)address;
 	unsigned int level = BPF_CORE_READ(pid, level);
 
 	for (unsigned int i = 0; i < PIDNS_LEVELS && i <= level; i++) {
@@ -174,8 +178,8 @@ static __always_inline struct ids observed_ids(struct task_struct *task)
 	struct ids ids = {};
 
 	if (observer_pidns) {
-		ids.pid = observed_nr(BPF_CORE_READ(task, group_leader, thread_pid));
-		ids.tid = observed_nr(BPF_CORE_READ(task, thread_pid));
+		ids.pid = observed_nr((__u64)BPF_CORE_READ(task, group_leader, thread_pid));
+		ids.tid = observed_nr((__u64)BPF_CORE_READ(task, thread_pid));
 	} else {
 		ids.pid = READ_TASK(task, tgid);
 		ids.tid = READ_TASK(task, pid);
