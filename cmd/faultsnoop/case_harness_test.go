@@ -174,7 +174,7 @@ func traceBy(t *testing.T, hook string, cmd *exec.Cmd) *traced {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	r.timer = time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
+	r.timer = time.AfterFunc(6*time.Minute, func() { cmd.Process.Kill() })
 	return finish(t, hook, r)
 }
 

@@ -168,7 +168,7 @@ func start(t *testing.T, hook string, args ...string) *running {
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	r.timer = time.AfterFunc(2*time.Minute, func() { r.cmd.Process.Kill() })
+	r.timer = time.AfterFunc(6*time.Minute, func() { r.cmd.Process.Kill() })
 	return r
 }
 
@@ -186,9 +186,9 @@ func startArmed(t *testing.T, hook string, args ...string) *armedTrace {
 	}
 	select {
 	case <-out.seen:
-	case <-time.After(time.Minute):
+	case <-time.After(4 * time.Minute):
 		r.cmd.Process.Kill()
-		t.Fatalf("no header after a minute: %s", r.stderr.String())
+		t.Fatalf("no header after four minutes: %s", r.stderr.String())
 	}
 	return r
 }
@@ -236,7 +236,7 @@ func finish(t *testing.T, hook string, r *running) *traced {
 	t.Helper()
 	err := r.cmd.Wait()
 	if !r.timer.Stop() {
-		t.Fatalf("trace did not end within two minutes; stderr:\n%s", r.stderr.String())
+		t.Fatalf("trace did not end within six minutes; stderr:\n%s", r.stderr.String())
 	}
 	return parse(t, hook, r.stdout.Bytes(), r.stderr.String(), exitCode(t, err))
 }
