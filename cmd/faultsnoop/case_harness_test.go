@@ -70,7 +70,7 @@ func statusOf(cmd *exec.Cmd, code int) int {
 }
 
 // patience is how long anything may take that takes no time on an idle machine.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // holdTime is how long a held workload waits by itself: long enough to stop it.
 const holdTime = 2 * time.Second
