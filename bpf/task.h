@@ -144,9 +144,16 @@ __noinline __u32 observed_nr(__u64 address)
 	struct pid *pid = (void *)address;
 	unsigned int level = BPF_CORE_READ(pid, level);
 
-	for (unsigned int i = 0; i < PIDNS_LEVELS && i <= level; i++) {
+	for (unsigned int i = 0; i < PIDNS_LEVELS; i++) {
 		struct upid upid;
 
+		/*
+		 * Compared anew each time. Else clang counts down from the smaller bound to
+		 * zero, and Linux 5.10 does not learn from "not zero" that this ends.
+		 */
+		barrier_var(level);
+		if (i > level)
+			break;
 		if (bpf_core_read(&upid, sizeof(upid), &pid->numbers[i]))
 			return 0;
 		if (BPF_CORE_READ(upid.ns, ns.inum) == observer_pidns)
