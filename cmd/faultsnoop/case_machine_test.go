@@ -91,7 +91,12 @@ func TestCaseScarceMachine(t *testing.T) {
 	if c := d.check(t, "tracefs"); c.OK || c.Found != "not mounted" {
 		t.Errorf("%+v", c)
 	}
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	tr := checkUsable(t, onStageCmd(job, small(t)))
+	if tr.header.Reason == "" || tr.summary.Hook != d.Use {
+		t.Errorf("hook %s by %q, doctor would use %s", tr.summary.Hook, tr.header.Reason, d.Use)
+	}
+	// Whether hook fentry hears of all faults cannot be told without debugfs.
+	hooks(t, []string{"kprobe", "tracepoint", "perf"}, func(t *testing.T, hook string) {
 		tr := checkUsable(t, onStageCmd(job, small(t, "--hook", hook)))
 		if tr.summary.Hook != hook {
 			t.Errorf("hook %s instead of %s", tr.summary.Hook, hook)

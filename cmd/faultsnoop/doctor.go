@@ -178,6 +178,7 @@ func checks(f *kernel.Features, sys *kernel.System) []check {
 		list = append(list,
 			from("ring buffer", f.RingBuffer, "records keep their order", "only hook perf can work"),
 			from("safe fexit", f.SafeFexit, "hook fentry is allowed", "hook fentry is not used"),
+			from("preemption", f.Undisturbed, "hook fentry hears of every fault", "hook fentry is not used"),
 			from("trampolines", f.Trampolines, "hook fentry can work", "hook fentry cannot work"),
 			from("kprobes", f.Kprobes, "hook kprobe can work", "hook kprobe cannot work"),
 			from("tracepoints", f.Tracepoints, "hook tracepoint can work", "hook tracepoint cannot work"),

@@ -70,6 +70,9 @@ type Features struct {
 	// SafeFexit is false on kernels where fexit on a function that sleeps could
 	// crash (before 5.12, commit e21aa341785c).
 	SafeFexit Support
+	// Undisturbed is false where the kernel may preempt a fentry program, which then
+	// misses the faults of the task that runs instead.
+	Undisturbed Support
 
 	Args Args
 	// ArgsFrom is "BTF", or "table" with the reason.

@@ -76,7 +76,7 @@ func (f *Features) support(hook Hook) Support {
 	var needs []Support
 	switch hook {
 	case Fentry:
-		needs = []Support{f.BPF, f.BTF, f.RingBuffer, f.SafeFexit, f.Trampolines}
+		needs = []Support{f.BPF, f.BTF, f.RingBuffer, f.SafeFexit, f.Trampolines, f.Undisturbed}
 	case Kprobe:
 		needs = []Support{f.BPF, f.BTF, f.RingBuffer, f.Kprobes}
 	case Tracepoint:

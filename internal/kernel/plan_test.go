@@ -20,7 +20,7 @@ var yes = Support{OK: true, Found: "works"}
 func fullFeatures() Features {
 	return Features{
 		BPF: yes, BTF: yes, Trampolines: yes, Kprobes: yes, Tracepoints: yes, PerfBPF: yes,
-		PerfOwn: yes, PerfAll: yes, RingBuffer: yes, SafeFexit: yes, TaskStorage: true,
+		PerfOwn: yes, PerfAll: yes, RingBuffer: yes, SafeFexit: yes, Undisturbed: yes, TaskStorage: true,
 		Args: stockArgs, FaultFlags: flagTable, Returns: returnTable,
 	}
 }
@@ -35,6 +35,7 @@ func TestPlansInOrder(t *testing.T) {
 		{"all", func(*Features) {}, []Hook{Fentry, Kprobe, Tracepoint, Perf}},
 		{"no trampolines", func(f *Features) { f.Trampolines = no }, []Hook{Kprobe, Tracepoint, Perf}},
 		{"unsafe fexit", func(f *Features) { f.SafeFexit = no }, []Hook{Kprobe, Tracepoint, Perf}},
+		{"preemptible", func(f *Features) { f.Undisturbed = no }, []Hook{Kprobe, Tracepoint, Perf}},
 		{"no kprobes", func(f *Features) { f.Trampolines, f.Kprobes = no, no }, []Hook{Tracepoint, Perf}},
 		{"no tracepoints", func(f *Features) { f.Trampolines, f.Kprobes, f.Tracepoints = no, no, no }, []Hook{Perf}},
 		{"no BTF", func(f *Features) { f.BTF = no }, []Hook{Perf}},

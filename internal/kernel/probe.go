@@ -31,6 +31,7 @@ func Probe(hooks ...Hook) (Features, System) {
 	// Only kernels before 5.11 charge maps to RLIMIT_MEMLOCK; elsewhere this does nothing.
 	memlockErr := rlimit.RemoveMemlock()
 
+	f.Undisturbed = probeUndisturbed(&sys)
 	f.BPF = probeBPF(&sys, memlockErr)
 	f.probeTypes()
 	if wants(Perf) {

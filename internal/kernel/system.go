@@ -31,6 +31,9 @@ type System struct {
 	Memlock uint64
 	// Tracefs is where tracefs is mounted, empty if nowhere.
 	Tracefs string
+	// Preemption is how the kernel preempts itself: none, voluntary, lazy, full or rt;
+	// empty where it cannot be told.
+	Preemption string
 	// Container names the container runtime or namespace seen, empty on a plain host.
 	Container string
 	WSL       bool
@@ -53,6 +56,7 @@ func ReadSystem() System {
 		s.Memlock = lim.Cur
 	}
 	s.Tracefs = mountOf("tracefs")
+	s.Preemption = preemption(unix.ByteSliceToString(uts.Version[:]), mountOf("debugfs"))
 	s.Container = container()
 	return s
 }
