@@ -76,7 +76,13 @@ func TestCaseStalledReader(t *testing.T) {
 func checkLoss(t *testing.T, tr *traced, truth int64) {
 	t.Helper()
 	n, s := count(tr.faults), tr.summary
-	if n.minor+n.major+int64(s.Lost) != truth {
+	missing := truth - n.minor - n.major - int64(s.Lost)
+	if tr.hook == "perf" && missing > 0 && missing <= 2 {
+		// It is blind to get_user_pages, by which the kernel may reach a futex of a thread
+		// that ends.
+		missing = 0
+	}
+	if missing != 0 {
 		t.Errorf("%+v records and %d lost, the kernel counted %d", n, s.Lost, truth)
 	}
 	if s.Lost == 0 || tr.lost != s.Lost {
