@@ -191,14 +191,14 @@ func mapping(b []byte) process.Mapping {
 		Start: start, End: start + u64(b, 16),
 		PgOff: u64(b, 24) / pageSize, HasPgOff: true,
 		// PROT_READ, _WRITE and _EXEC have the values of the VM_* bits.
-		Flags: uint64(u32(b, 56)) & (process.VMRead | process.VMWrite | process.VMExec),
+		Flags: uint64(u32(b, 56)) & fault.PermFlags("rwx"),
 		Dev:   process.Dev(u32(b, 32), u32(b, 36)),
 		Inode: u64(b, 40),
 		Path:  path, Label: process.Label(path),
 		ExactSince: process.Never,
 	}
 	if u32(b, 60)&unix.MAP_SHARED != 0 {
-		m.Flags |= process.VMMayShare
+		m.Flags |= fault.PermFlags("---s")
 	}
 	return m
 }

@@ -65,11 +65,11 @@ func TestDecode(t *testing.T) {
 	}
 	library := process.Mapping{
 		Start: 0x7000, End: 0xa000, PgOff: 0x2000 / pageSize, HasPgOff: true,
-		Flags: process.VMRead | process.VMExec, Dev: 8<<20 | 1, Inode: 1234,
+		Flags: 0x5, Dev: 8<<20 | 1, Inode: 1234,
 		Path: "/usr/lib/libc.so.6", Label: "libc.so.6", ExactSince: process.Never,
 	}
-	shared := library
-	shared.Flags |= process.VMMayShare
+	shared := library // VM_READ, VM_EXEC and VM_MAYSHARE
+	shared.Flags |= 0x80
 	shared.Path, shared.Label = "/memfd:x (deleted)", "memfd:x"
 
 	for _, test := range []struct {

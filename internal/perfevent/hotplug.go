@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/process"
 )
 
 // checkCPUs is how often the list of online CPUs is read. Netlink would tell at once
@@ -17,7 +19,7 @@ func (s *Session) followCPUs() error {
 		return nil
 	}
 	s.nextCPUs = s.now + checkCPUs
-	cpus, err := onlineCPUs()
+	cpus, err := process.OnlineCPUs()
 	if err != nil {
 		return err
 	}

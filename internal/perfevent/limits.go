@@ -14,7 +14,6 @@ import (
 const (
 	paranoidFile = "/proc/sys/kernel/perf_event_paranoid"
 	mlockFile    = "/proc/sys/kernel/perf_event_mlock_kb"
-	onlineFile   = "/sys/devices/system/cpu/online"
 )
 
 // readInt reads a sysctl.
@@ -24,41 +23,6 @@ func readInt(file string) (int, error) {
 		return 0, err
 	}
 	return strconv.Atoi(strings.TrimSpace(string(b)))
-}
-
-// onlineCPUs lists the CPUs that run, in ascending order. Their numbers may have gaps.
-func onlineCPUs() ([]int, error) {
-	b, err := os.ReadFile(onlineFile)
-	if err != nil {
-		return nil, fmt.Errorf("listing online CPUs: %w", err)
-	}
-	cpus, err := parseCPUs(strings.TrimSpace(string(b)))
-	if err != nil {
-		return nil, fmt.Errorf("listing online CPUs: %w", err)
-	}
-	return cpus, nil
-}
-
-// parseCPUs reads a list such as 0-3,8 (bitmap_print_to_pagebuf in lib/bitmap-str.c).
-func parseCPUs(list string) ([]int, error) {
-	var cpus []int
-	for part := range strings.SplitSeq(list, ",") {
-		low, high, isRange := strings.Cut(part, "-")
-		first, err := strconv.Atoi(low)
-		if err != nil {
-			return nil, fmt.Errorf("parsing CPU list %q: %w", list, err)
-		}
-		last := first
-		if isRange {
-			if last, err = strconv.Atoi(high); err != nil {
-				return nil, fmt.Errorf("parsing CPU list %q: %w", list, err)
-			}
-		}
-		for cpu := first; cpu <= last; cpu++ {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
 }
 
 // The size of the rings when nothing limits them: at the highest rate of faults that

@@ -3,7 +3,6 @@ package perfevent
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,23 +11,6 @@ import (
 
 	"faultsnoop/internal/fault"
 )
-
-func TestParseCPUs(t *testing.T) {
-	for list, want := range map[string][]int{
-		"0":         {0},
-		"0-3":       {0, 1, 2, 3},
-		"0,2-3,128": {0, 2, 3, 128},
-	} {
-		if got, err := parseCPUs(list); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q: got %v, %v, want %v", list, got, err, want)
-		}
-	}
-	for _, list := range []string{"", "x", "1-", "1,,2"} {
-		if got, err := parseCPUs(list); err == nil {
-			t.Errorf("%q: got %v, want an error", list, got)
-		}
-	}
-}
 
 func TestRingOrder(t *testing.T) {
 	if pageSize != 4096 {

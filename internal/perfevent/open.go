@@ -54,7 +54,7 @@ func Open(opt Options) (_ *Session, err error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	cpus, err := onlineCPUs()
+	cpus, err := process.OnlineCPUs()
 	if err != nil {
 		return nil, err
 	}

@@ -8,15 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-)
 
-// The VM_* bits of Mapping.Flags (include/linux/mm.h). A permission string and a
-// perf record tell no others.
-const (
-	VMRead     = 0x1
-	VMWrite    = 0x2
-	VMExec     = 0x4
-	VMMayShare = 0x80
+	"faultsnoop/internal/fault"
 )
 
 // Mapping is one mapping of an address space.
@@ -26,7 +19,7 @@ type Mapping struct {
 	// the number that the kernel keeps in its place. It is known if HasPgOff.
 	PgOff    uint64
 	HasPgOff bool
-	Flags    uint64 // VMRead | VMWrite | VMExec | VMMayShare
+	Flags    uint64 // VM_* bits, only those of [fault.PermFlags]
 	Inode    uint64
 	Dev      uint32 // kernel dev_t: major << 20 | minor
 	// Path is what the kernel prints for the mapping; empty for anonymous memory.
@@ -134,7 +127,7 @@ func parseMapping(line string) (Mapping, error) {
 	m := Mapping{
 		Start: n[0], End: n[1],
 		PgOff: n[2] / pageSize,
-		Flags: permFlags(field[1]),
+		Flags: fault.PermFlags(field[1]),
 		Inode: inode,
 		Dev:   Dev(uint32(n[3]), uint32(n[4])),
 		Path:  unescape(strings.TrimLeft(rest, " ")),
@@ -147,16 +140,6 @@ func parseMapping(line string) (Mapping, error) {
 	// The offset of a mapping without a file is not shown: the field is 0 then.
 	m.HasPgOff = inode != 0
 	return m, nil
-}
-
-func permFlags(perm string) uint64 {
-	var flags uint64
-	for i, bit := range [...]uint64{VMRead, VMWrite, VMExec, VMMayShare} {
-		if i < len(perm) && perm[i] == "rwxs"[i] {
-			flags |= bit
-		}
-	}
-	return flags
 }
 
 // unescape undoes the only escape in maps: a newline is printed as \012

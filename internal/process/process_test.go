@@ -9,6 +9,14 @@ import (
 	"unsafe"
 )
 
+// The VM_* bits that a permission string shows (include/linux/mm.h).
+const (
+	vmRead     = 0x1
+	vmWrite    = 0x2
+	vmExec     = 0x4
+	vmMayShare = 0x80
+)
+
 func TestParseMapping(t *testing.T) {
 	for _, test := range []struct {
 		line string
@@ -17,28 +25,28 @@ func TestParseMapping(t *testing.T) {
 		{
 			"7f100000-7f102000 r-xp 00003000 08:01 1234                       /usr/lib/libc.so.6",
 			Mapping{
-				Start: 0x7f100000, End: 0x7f102000, PgOff: 3, HasPgOff: true, Flags: VMRead | VMExec,
+				Start: 0x7f100000, End: 0x7f102000, PgOff: 3, HasPgOff: true, Flags: vmRead | vmExec,
 				Dev: 8<<20 | 1, Inode: 1234, Path: "/usr/lib/libc.so.6", Label: "libc.so.6",
 			},
 		},
 		{
 			"1000-2000 rw-s 00000000 00:01 77 /memfd:a b\\012c (deleted)",
 			Mapping{
-				Start: 0x1000, End: 0x2000, HasPgOff: true, Flags: VMRead | VMWrite | VMMayShare,
+				Start: 0x1000, End: 0x2000, HasPgOff: true, Flags: vmRead | vmWrite | vmMayShare,
 				Dev: 1, Inode: 77, Path: "/memfd:a b\nc (deleted)", Label: "memfd:a b\nc",
 			},
 		},
 		{
 			"1000-2000 rw-p 00000000 00:00 0 ",
-			Mapping{Start: 0x1000, End: 0x2000, Flags: VMRead | VMWrite, Label: "[anon]"},
+			Mapping{Start: 0x1000, End: 0x2000, Flags: vmRead | vmWrite, Label: "[anon]"},
 		},
 		{
 			"1000-2000 rw-p 00000000 00:00 0                                          [anon:arena]",
-			Mapping{Start: 0x1000, End: 0x2000, Flags: VMRead | VMWrite, Path: "[anon:arena]", Label: "[anon]"},
+			Mapping{Start: 0x1000, End: 0x2000, Flags: vmRead | vmWrite, Path: "[anon:arena]", Label: "[anon]"},
 		},
 		{
 			"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]",
-			Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Flags: VMExec, Path: "[vsyscall]", Label: "[vsyscall]"},
+			Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Flags: vmExec, Path: "[vsyscall]", Label: "[vsyscall]"},
 		},
 	} {
 		got, err := parseMapping(test.line)
@@ -226,7 +234,7 @@ func TestSelf(t *testing.T) {
 	var s Space
 	s.Confirm(maps, Now())
 	m := s.Find(uint64(uintptr(unsafe.Pointer(&page[pageSize]))))
-	if m == nil || m.Label != "zero" || m.Flags != VMRead|VMMayShare {
+	if m == nil || m.Label != "zero" || m.Flags != vmRead|vmMayShare {
 		t.Fatalf("shared anonymous memory is %+v", m)
 	}
 	if off, ok := m.PgOffAt(m.Start + pageSize); !ok || off != 1 {
