@@ -34,14 +34,12 @@ type audit struct {
 
 // before reads the kernel's counters if an audit is due. All that they count has its
 // record in a ring by then, or none.
-func (a *audit) before(s *Session, stopped bool) error {
-	a.running = stopped || a.wanted && s.now-a.last > auditEvery
+func (a *audit) before(s *Session) error {
+	a.running = s.stopped || a.wanted && s.now-a.last > auditEvery
 	if !a.running {
 		return nil
 	}
 	a.last = s.now
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	var err error
 	a.total, err = s.totals()
 	return err

@@ -75,6 +75,14 @@ func runChild(job string, args []string) error {
 			}
 		}
 		return nil
+	case "stall": // PAGES on every CPU, then a process "wait" that touches MORE
+		if err := touchOnAllCPUs(n(0)); err != nil {
+			return err
+		}
+		cmd := exec.Command("/proc/self/exe", args[1], "1")
+		cmd.Env = append(os.Environ(), childEnv+"=wait")
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		return cmd.Run()
 	case "namespace": // the program "wait" as process 1 of a pid namespace
 		cmd := exec.Command("/proc/self/exe", args...)
 		cmd.Env = append(os.Environ(), childEnv+"=wait")
@@ -179,6 +187,32 @@ func touchWhenTold(pages, threads int) error {
 	close(start)
 	wg.Wait()
 	return nil
+}
+
+// touchOnAllCPUs goes through all CPUs that this thread may run on and touches fresh
+// pages on each.
+func touchOnAllCPUs(pages int) error {
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return err
+	}
+	for cpu, left := 0, allowed.Count(); left > 0; cpu++ {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		left--
+		var one unix.CPUSet
+		one.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			return err
+		}
+		mem, err := anonymous(pages)
+		if err != nil {
+			return err
+		}
+		tell(touchRange(mem, true))
+	}
+	return unix.SchedSetaffinity(0, &allowed)
 }
 
 func touchFile(path string) error {

@@ -23,8 +23,6 @@ func (s *Session) followCPUs() error {
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, r := range s.rings {
 		r.offline = r.offline || !slices.Contains(cpus, r.cpu)
 	}

@@ -335,37 +335,6 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// TestLost compares a session whose reader sleeps with one that loses nothing.
-func TestLost(t *testing.T) {
-	c := startChild(t, true, "touch", "20000")
-	full := open(t, Options{CommandPID: c.pid()})
-	small := open(t, Options{CommandPID: c.pid(), BufferPages: 4})
-	done := make(chan struct{})
-	var reports []report
-	go func() {
-		defer close(done)
-		c.release()
-		reports = c.wait()
-	}()
-	_, truth := collect(t, full, done)
-	faults, got := collect(t, small, done)
-	if truth.LostTotal() != 0 {
-		t.Fatalf("the control lost faults: %+v", truth)
-	}
-	if got.LostTotal() == 0 || !strings.HasPrefix(got.Lost[0].Where, ringFull) {
-		t.Fatalf("nothing was lost because the ring was full: %+v", got)
-	}
-	if got.Minor+got.Major+got.LostTotal() != truth.Minor+truth.Major {
-		t.Errorf("seen %d + lost %d, want %d", got.Seen, got.LostTotal(), truth.Seen)
-	}
-	if len(faults) == 0 || len(reports) != 1 {
-		t.Errorf("%d faults, %d reports", len(faults), len(reports))
-	}
-	if n := count(faults, func(f *fault.Fault) bool { return !f.Is(fault.HasResult) }); n > 0 {
-		t.Errorf("%d faults were called failed because records are missing", n)
-	}
-}
-
 func TestSample(t *testing.T) {
 	_, reports, faults, c := run(t, Options{Sample: 10}, "touch", "5000")
 	if c.Seen < 5000 || uint64(len(faults)) != (c.Seen+9)/10 {

@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +16,8 @@ import (
 	"faultsnoop/internal/process"
 )
 
-// Session hears of faults until it is stopped. Stop and Counters may be called while
-// Next runs; other calls must not overlap.
+// Session hears of faults until it is stopped. Next, Stop and Close are for one
+// goroutine; Counters may be called from another one meanwhile.
 type Session struct {
 	opt  Options
 	info fault.Session
@@ -31,10 +30,7 @@ type Session struct {
 	cgroupFD int
 	sets     uint32
 
-	// mu guards events and counted.
-	mu      sync.Mutex
 	events  []event
-	counted fault.Counters
 	retired [2]uint64 // minor and major, of events that have been closed
 
 	rings   []*ring
@@ -49,7 +45,7 @@ type Session struct {
 	readProc bool   // /proc shows our pids
 	hostIDs  bool   // our pids are those of the whole machine
 
-	stopped atomic.Bool
+	stopped bool
 	started bool // the command's exec was seen
 	done    bool
 	// behind: some ring was not read to its end.
@@ -62,6 +58,10 @@ type Session struct {
 	batch fault.Batch
 	tally fault.Counters // since the batch began; added to counted at its end
 	polls []unix.PollFd
+
+	// mu guards counted, which Next alone changes and Counters reads.
+	mu      sync.Mutex
+	counted fault.Counters
 }
 
 const (
@@ -89,7 +89,7 @@ func (s *Session) Next(ctx context.Context) (*fault.Batch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if !s.stopped.Load() {
+	if !s.stopped {
 		if err := s.wait(); err != nil {
 			return nil, err
 		}
@@ -97,16 +97,14 @@ func (s *Session) Next(ctx context.Context) (*fault.Batch, error) {
 			return nil, err
 		}
 	}
-	// Read before the rings are: what they hold afterwards is all from before the stop.
-	stopped := s.stopped.Load()
 	s.batch.Faults, s.batch.Lost = s.batch.Faults[:0], s.batch.Lost[:0]
-	if err := s.audit.before(s, stopped); err != nil {
+	if err := s.audit.before(s); err != nil {
 		return nil, err
 	}
 	if err := s.readRings(); err != nil {
 		return nil, err
 	}
-	s.done = stopped && !s.behind
+	s.done = s.stopped && !s.behind
 	bound := readThrough(s.rings) - settle
 	if s.done {
 		bound = math.MaxUint64
@@ -291,14 +289,11 @@ func addLoss(to []fault.Loss, l fault.Loss) []fault.Loss {
 
 // Stop ends the counting. Faults that have happened stay in the rings for Next.
 func (s *Session) Stop() error {
-	if s.stopped.Load() {
+	if s.stopped {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	err := s.disable()
-	s.stopped.Store(true)
-	return err
+	s.stopped = true
+	return s.disable()
 }
 
 // Counters returns the totals of all batches so far; after the last one they are
@@ -313,8 +308,7 @@ func (s *Session) Counters() (fault.Counters, error) {
 
 // Close gives back all descriptors and memory. What was not read is lost.
 func (s *Session) Close() error {
-	s.stopped.Store(true)
-	s.done = true
+	s.stopped, s.done = true, true
 	var errs []error
 	for _, ev := range s.events {
 		errs = append(errs, ev.Close())
