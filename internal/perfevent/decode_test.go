@@ -261,15 +261,41 @@ func TestRingForeignClock(t *testing.T) {
 		r.write(framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 1, 1, time, 0)))
 	}
 	write(base + 5)
-	write(7)       // long ago
-	write(1 << 62) // in the future
+	write(7)                 // long ago
+	write(base + 4 - settle) // before the one before
+	write(1 << 62)           // in the future
 	write(base + 6)
 	if err := r.read(&d, 10, base+10); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []record{{time: base + 5}, {time: base + 5, askew: true}, {time: base + 5, askew: true}, {time: base + 6}} {
+	for i, want := range []record{{time: base + 5}, {time: base + 5, askew: true}, {time: base + 5, askew: true}, {time: base + 5, askew: true}, {time: base + 6}} {
 		if got := r.queue[i]; got.time != want.time || got.askew != want.askew {
 			t.Errorf("record %d: time %d, askew %v, want %+v", i, got.time, got.askew, want)
+		}
+	}
+}
+
+// TestRingLatePublication reads a sample that was not there yet when all before a later
+// time had been read.
+func TestRingLatePublication(t *testing.T) {
+	r, d := fakeRing(0), decoder{}
+	now := process.Now()
+	r.through, r.last = now-1e6, now-1e9
+	for _, test := range []struct {
+		time  uint64
+		askew bool
+	}{
+		{r.through - maxDelay - 1, true},
+		{r.through - maxDelay, false},
+		{r.through - 1, false},
+	} {
+		r.write(framed(unix.PERF_RECORD_SAMPLE, 2, sampleBytes(minor, 1, 1, test.time, 0)))
+		if err := r.read(&d, 10, now-1e6); err != nil {
+			t.Fatal(err)
+		}
+		rec := r.queue[len(r.queue)-1]
+		if rec.askew != test.askew || !test.askew && rec.time != test.time {
+			t.Errorf("time %d, askew %v, want %+v", rec.time, rec.askew, test)
 		}
 	}
 }

@@ -114,13 +114,13 @@ func TestCommand(t *testing.T) {
 		!strings.Contains(strings.Join(info.Blind, "; "), "gain privileges") {
 		t.Errorf("session %+v", info)
 	}
-	var last uint64
+	last := map[uint32]uint64{}
 	for i := range faults {
 		f := &faults[i]
-		if f.End < last {
-			t.Fatalf("a fault at %d follows one at %d", f.End, last)
+		if f.End < last[f.TID] {
+			t.Fatalf("a fault of thread %d at %d follows one at %d", f.TID, f.End, last[f.TID])
 		}
-		last = f.End
+		last[f.TID] = f.End
 		if !in(r)(f) {
 			continue
 		}

@@ -6,24 +6,23 @@ type merge struct {
 	// the others are looked at again.
 	run   *ring
 	until uint64
-	// newest is the latest time yielded.
-	newest uint64
 }
 
-// next takes the oldest record that is not younger than bound, or returns nil. late
-// says that a younger one has been yielded before. The record is valid until the
-// rings are read again.
-func (m *merge) next(rings []*ring, bound uint64) (rec *record, late bool) {
+// next takes the oldest record that is not younger than bound, or returns nil. The
+// record is valid until the rings are read again.
+//
+// A record may come after younger ones of other threads if the kernel published it
+// late, but never after those of its own thread: what a thread did before was
+// published before it took the time of the next.
+func (m *merge) next(rings []*ring, bound uint64) *record {
 	if m.run == nil || !m.run.has(m.until) {
 		if m.run = m.choose(rings, bound); m.run == nil {
-			return nil, false
+			return nil
 		}
 	}
-	rec = &m.run.queue[m.run.next]
+	rec := &m.run.queue[m.run.next]
 	m.run.next++
-	late = rec.time < m.newest
-	m.newest = max(m.newest, rec.time)
-	return rec, late
+	return rec
 }
 
 // choose finds the ring with the oldest record and how far it can be read in one go.

@@ -28,9 +28,9 @@ func (p *pairing) lost(until uint64) {
 }
 
 // begin notes the beginning of a fault and returns what became of the one before.
-func (p *pairing) begin(t *task, rec *record, late bool) (before flight) {
+func (p *pairing) begin(t *task, rec *record) (before flight) {
 	before = p.end(t)
-	t.flight = flight{record: *rec, up: true, sure: !late && !rec.askew && rec.time > p.lossy}
+	t.flight = flight{record: *rec, up: true, sure: !rec.askew && rec.time > p.lossy}
 	return before
 }
 

@@ -20,12 +20,9 @@ func TestMergeOrder(t *testing.T) {
 	var m merge
 	var got []uint64
 	for {
-		rec, late := m.next(rings, readThrough(rings))
+		rec := m.next(rings, readThrough(rings))
 		if rec == nil {
 			break
-		}
-		if late {
-			t.Errorf("record of time %d is late", rec.time)
 		}
 		got = append(got, rec.time)
 	}
@@ -38,13 +35,12 @@ func TestMergeOrder(t *testing.T) {
 			t.Fatalf("got %v, want %v", got, want)
 		}
 	}
-	// What appears after younger ones have been yielded is marked.
+	// What appears after younger ones have been yielded keeps its time.
 	rings[2].queue = append(rings[2].queue, record{time: 7})
-	if rec, late := m.next(rings, 20); rec == nil || rec.time != 7 || !late {
-		t.Errorf("got %+v, late %v", rec, late)
-	}
-	if rec, late := m.next(rings, 20); rec == nil || rec.time != 10 || late {
-		t.Errorf("got %+v, late %v", rec, late)
+	for _, want := range []uint64{7, 10} {
+		if rec := m.next(rings, 20); rec == nil || rec.time != want {
+			t.Errorf("got %+v, want time %d", rec, want)
+		}
 	}
 }
 
@@ -54,7 +50,7 @@ func TestPairing(t *testing.T) {
 		kind   kind
 		time   uint64
 		addr   uint64
-		late   bool
+		askew  bool
 		failed uint64        // address of the fault that this step shows to have failed
 		timed  time.Duration // -1: no latency
 	}
@@ -92,15 +88,19 @@ func TestPairing(t *testing.T) {
 			{kind: entry, time: 20, addr: a},
 			{kind: exited, time: 40},
 		}},
-		{"late entry", []step{{kind: entry, time: 10, addr: a, late: true}, {kind: entry, time: 20, addr: b}}},
+		{"time of the entry not known", []step{
+			{kind: entry, time: 10, addr: a, askew: true}, {kind: minor, time: 15, addr: a, timed: -1},
+		}},
 	} {
 		var p pairing
 		var tk task
 		for i, st := range test.steps {
 			var failed flight
+			rec := at(st.kind, st.time, st.addr)
+			rec.askew = st.askew
 			switch st.kind {
 			case entry:
-				failed = p.begin(&tk, at(entry, st.time, st.addr), st.late)
+				failed = p.begin(&tk, rec)
 			case exited:
 				failed = p.end(&tk)
 			case loss:
@@ -108,7 +108,7 @@ func TestPairing(t *testing.T) {
 			default:
 				var latency time.Duration
 				var timed bool
-				if latency, timed, failed = p.complete(&tk, at(st.kind, st.time, st.addr)); !timed {
+				if latency, timed, failed = p.complete(&tk, rec); !timed {
 					latency = -1
 				}
 				if latency != st.timed {

@@ -71,9 +71,11 @@ func (r *ring) read(d *decoder, limit int, now uint64) error {
 	tail := atomic.LoadUint64(&r.meta.Data_tail)
 	size := uint64(len(r.data))
 	full := head-tail+fullMargin > size
-	// No record can be from outside this time. One that claims to be has got its time
-	// from another clock, see decode.go.
-	earliest, latest := r.through-min(r.through, settle), process.Now()
+	// No record can be from outside this time, nor from long before the one that stands
+	// before it, since no interrupt takes faults; the clock may step back by nanoseconds
+	// (ktime_get_mono_fast_ns). One that claims to be has got its time from another
+	// clock, see decode.go.
+	earliest, latest := r.through-min(r.through, maxDelay), process.Now()
 	for ; tail < head && limit > 0; limit-- {
 		b, typ, misc, err := r.record(tail, head)
 		if err != nil {
@@ -97,7 +99,7 @@ func (r *ring) read(d *decoder, limit int, now uint64) error {
 		case rec.kind == loss:
 			// What is missing was dropped after the record before this one.
 			rec.time = r.last
-		case rec.time < earliest || rec.time > latest:
+		case rec.time < earliest || rec.time+settle < r.last || rec.time > latest:
 			rec.time, rec.askew = max(earliest, r.last), true
 		default:
 			r.last = max(r.last, rec.time)

@@ -70,8 +70,11 @@ const (
 	// mergeWait is how soon records that wait for those of other CPUs are looked at again.
 	mergeWait = 10 * time.Millisecond
 	// settle is how old records are when they are merged. The kernel takes a record's
-	// time first and publishes it afterwards, on a virtual machine perhaps late.
+	// time first and publishes it afterwards.
 	settle = uint64(time.Millisecond)
+	// maxDelay is the longest that may take: a virtual CPU can lose its real one in
+	// between, by which 12 ms were seen.
+	maxDelay = 100 * settle
 	// maxRecords bounds what one call of Next reads, in all rings.
 	maxRecords = 32 << 10
 )
@@ -159,13 +162,13 @@ func (s *Session) readRings() error {
 // consume handles all records up to a time.
 func (s *Session) consume(bound uint64) {
 	for {
-		rec, late := s.merge.next(s.rings, bound)
+		rec := s.merge.next(s.rings, bound)
 		if rec == nil {
 			return
 		}
 		switch rec.kind {
 		case minor, major, entry:
-			s.sample(rec, late)
+			s.sample(rec)
 		case forked:
 			s.learnUser(rec)
 			s.tasks.fork(rec)
@@ -187,13 +190,13 @@ func (s *Session) consume(bound uint64) {
 }
 
 // sample handles the beginning or the completion of a fault.
-func (s *Session) sample(rec *record, late bool) {
+func (s *Session) sample(rec *record) {
 	t := s.tasks.get(rec.pid, rec.tid)
 	if t.duplicate(rec) {
 		return
 	}
 	if rec.kind == entry {
-		s.fail(t, s.pairing.begin(t, rec, late))
+		s.fail(t, s.pairing.begin(t, rec))
 		return
 	}
 	latency, timed, failed := s.pairing.complete(t, rec)

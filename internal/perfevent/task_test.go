@@ -133,7 +133,7 @@ func TestForkUnheard(t *testing.T) {
 		{fault.Filter{PIDs: []uint32{parent}, TIDs: []uint32{parent}, Children: true}, child, false},
 	} {
 		s := newSession(Options{Filter: test.flt})
-		s.sample(&record{kind: minor, pid: test.pid, tid: test.pid, time: 1}, false)
+		s.sample(&record{kind: minor, pid: test.pid, tid: test.pid, time: 1})
 		if got := s.tally.Seen == 1 && s.tally.Filtered == 0; got != test.want {
 			t.Errorf("a fault of process %d with filter %+v: matches %v, counted %+v", test.pid, test.flt, got, s.tally)
 		}
