@@ -125,8 +125,8 @@ func TestPlanPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range plans {
-		if p.Hook == Perf {
-			continue
+		if p.Hook == Perf || p.Hook == Tracepoint && len(tracepointEntries) == 0 {
+			continue // no programs, or no kernel of this architecture where the hook works
 		}
 		spec, err := loadFault()
 		if err != nil {
