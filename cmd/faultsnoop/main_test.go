@@ -8,11 +8,14 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/fault"
 )
@@ -26,6 +29,11 @@ func TestMain(m *testing.M) {
 	time.Local = time.UTC // golden files hold local times
 	switch name := os.Getenv(mainEnv); name {
 	case "":
+		// Under nohup the programs started here would ignore HUP too. A signal that is
+		// caught, unlike one that is ignored, has its usual meaning after exec.
+		if signal.Ignored(unix.SIGHUP) {
+			signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
+		}
 		os.Exit(m.Run())
 	case "1":
 		main()
