@@ -115,9 +115,12 @@ struct path {
 
 struct super_block {
 	unsigned int s_dev;
+	unsigned long s_magic;
 };
 
 struct inode {
+	unsigned short i_mode;
+	unsigned int i_flags;
 	unsigned long i_ino;
 	struct super_block *i_sb;
 };
@@ -179,6 +182,11 @@ struct vm_special_mapping {
 struct mm_struct {
 	unsigned long start_brk, brk, start_stack;
 	struct file *exe_file;
+	void *pgd;
+};
+
+struct vm_userfaultfd_ctx {
+	void *ctx;
 };
 
 struct vm_area_struct {
@@ -189,6 +197,7 @@ struct vm_area_struct {
 	unsigned long vm_pgoff;
 	struct file *vm_file;
 	void *vm_private_data;
+	struct vm_userfaultfd_ctx vm_userfaultfd_ctx;
 };
 
 struct vm_area_struct___rb {

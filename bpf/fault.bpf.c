@@ -28,6 +28,7 @@
 #include "ring.h"
 #include "task.h"
 #include "vma.h"
+#include "classify.h"
 #include "filter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -56,6 +57,7 @@ volatile __u64 sample_seq;
 volatile __u64 watching_since_ns;
 
 /* Bits of the x86 page-fault error code (arch/x86/include/asm/trap_pf.h). */
+#define PF_PROT 0x1
 #define PF_WRITE 0x2
 #define PF_USER 0x4
 #define PF_INSTR 0x10
@@ -225,9 +227,53 @@ struct beginning {
 	__u64 address, ip;
 	__u32 flags;
 	__u16 known;
+	__u64 pgd;
 	__u8 mode, access;
-	bool foreign_mm;
+	bool foreign_mm, missing;
 };
+
+/* Reads the page table as the fault finds it. */
+static __always_inline void look_before(struct task_state *st)
+{
+	struct fault_record *rec = &st->rec;
+	struct table_entry e;
+
+	if (!direct_map || !st->pgd)
+		return;
+	e = read_entry(st->pgd, rec->address, direct_map, table_levels);
+	if (!e.known)
+		return;
+	rec->entry_before = e.value;
+	rec->level_before = e.level;
+	rec->known |= KNOWN_BEFORE;
+}
+
+/* Reads the page table as the fault leaves it, and says what was done. */
+static __always_inline void look_after(struct task_state *st, __u8 result, bool major)
+{
+	struct fault_record *rec = &st->rec;
+	bool known = rec->known & KNOWN_BEFORE;
+	struct evidence e = {
+		.before = { rec->entry_before, rec->level_before, known },
+		.vma_flags = rec->vma_flags,
+		.backing = rec->backing,
+		.access = rec->access,
+		.major = major,
+		.uffd = rec->uffd,
+		.missing = rec->missing,
+	};
+
+	if (known && result == RESULT_OK) {
+		e.after = read_entry(st->pgd, rec->address, direct_map, table_levels);
+		rec->entry_after = e.after.value;
+		rec->level_after = e.after.level;
+		rec->known |= e.after.known ? KNOWN_AFTER : 0;
+	}
+	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))
+		return;
+	rec->kind = classify(&e);
+	rec->known |= rec->kind != KIND_UNKNOWN ? KNOWN_KIND : 0;
+}
 
 /* Stops accounting for a thread until it is wanted again. */
 static __always_inline void forget(struct task_state *st)
@@ -285,8 +331,12 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->access = b->access;
 	rec->major = 0;
 	rec->attempts = 0;
+	rec->missing = b->missing;
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
+	st->pgd = b->pgd;
+	if (!st->ignored)
+		look_before(st);
 	return st;
 }
 
@@ -324,6 +374,8 @@ static __always_inline void end(struct task_state *st, struct task_struct *task,
 		g.minor -= !major;
 	}
 	count_unseen(st, g);
+	if (!st->ignored)
+		look_after(st, result, major);
 	emit(st);
 }
 
@@ -366,6 +418,11 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	}
 	if (b.mode == MODE_REMOTE)
 		b.foreign_mm = READ(typed, vma, vm_mm) != READ_TASK(task, mm);
+	if (direct_map) {
+		struct mm_struct *mm = READ(typed, vma, vm_mm);
+
+		b.pgd = (__u64)READ(typed, mm, pgd);
+	}
 	/* The exception announced by page_fault_kernel has found its mapping. */
 	if (st && st->phase == TRAPPED && st->rec.address == address)
 		st->phase = IDLE;
@@ -490,14 +547,24 @@ int kretprobe_handle_mm_fault(struct pt_regs *ctx)
 
 #if defined(__TARGET_ARCH_x86)
 
+static __always_inline __u64 own_pgd(struct task_struct *task)
+{
+	struct mm_struct *mm = READ_TASK(task, mm);
+
+	return mm ? (__u64)READ_TASK(mm, pgd) : 0;
+}
+
 static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct task_struct *task)
 {
 	struct beginning b = { .address = ctx[0], .mode = user ? MODE_USER : MODE_KERNEL };
 	struct pt_regs *regs = (void *)ctx[1];
 	__u64 error_code = ctx[2];
 
+	if (direct_map)
+		b.pgd = own_pgd(task);
 	b.ip = regs->ip;
 	b.known = KNOWN_IP | KNOWN_ACCESS | KNOWN_SOME_FLAGS;
+	b.missing = !(error_code & PF_PROT);
 	b.access = error_code & PF_INSTR ? ACCESS_EXEC :
 		   error_code & PF_WRITE ? ACCESS_WRITE :
 					   ACCESS_READ;

@@ -44,6 +44,36 @@ enum result {
 	RESULT_UNKNOWN = 255,
 };
 
+/* What the kernel did. The order is that of fault.Kind in Go. */
+enum kind {
+	KIND_UNKNOWN,
+	KIND_ANON,
+	KIND_ZERO,
+	KIND_THP,
+	KIND_FILE,
+	KIND_COW_FILE,
+	KIND_COW,
+	KIND_REUSE,
+	KIND_MKWRITE,
+	KIND_SHMEM,
+	KIND_SWAP,
+	KIND_HUGETLB,
+	KIND_NUMA,
+	KIND_UFFD,
+	KIND_DEVICE,
+	KIND_SPURIOUS,
+};
+
+/* Where the pages of a mapping come from. */
+enum backing {
+	BACKING_UNKNOWN,
+	BACKING_ANON,
+	BACKING_FILE,  /* a page cache that can be written back */
+	BACKING_SHMEM, /* tmpfs, memfd, System V, shared anonymous memory */
+	BACKING_HUGETLB,
+	BACKING_DEVICE, /* a driver, or the kernel itself as for [vdso] */
+};
+
 enum label {
 	LABEL_UNKNOWN,
 	LABEL_ANON,
@@ -62,6 +92,9 @@ enum known {
 	KNOWN_IP = 1 << 5,
 	KNOWN_VMA = 1 << 6,
 	KNOWN_ACCESS = 1 << 7,
+	KNOWN_KIND = 1 << 8,
+	KNOWN_BEFORE = 1 << 9, /* entry_before */
+	KNOWN_AFTER = 1 << 10, /* entry_after */
 };
 
 /* What identifies a mapped file and its present name. */
@@ -90,8 +123,13 @@ struct fault_record {
 	__u16 attempts;
 	__u16 known;
 	__u8 mode, access, result, major;
-	__u8 label;
-	__u8 pad[3];
+	__u8 label, backing;
+	__u8 kind;
+	__u8 uffd;			 /* the mapping is registered with a userfaultfd */
+	__u64 entry_before, entry_after; /* of the page table, as the hardware defines them */
+	__u8 level_before, level_after;	 /* 0: a page, 1: 2 MiB, 2: 1 GiB */
+	__u8 missing;			 /* the exception said that nothing was mapped */
+	__u8 pad[5];
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };

@@ -39,6 +39,7 @@ const volatile __u64 addr_start, addr_end; /* addr_end 0: all */
 const volatile bool filter_major;
 const volatile bool wanted_major;
 const volatile __u64 min_latency_ns;
+const volatile __u32 wanted_kinds; /* a bit for each enum kind, 0: all */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -248,6 +249,8 @@ static __always_inline bool begin_matches(const struct fault_record *rec)
 static __always_inline bool end_matches(const struct fault_record *rec)
 {
 	if (filter_major && (!(rec->known & KNOWN_MAJOR) || rec->major != wanted_major))
+		return false;
+	if (wanted_kinds && (!(rec->known & KNOWN_KIND) || !(wanted_kinds & 1U << rec->kind)))
 		return false;
 	if (min_latency_ns &&
 	    (!(rec->known & KNOWN_LATENCY) || rec->end_ns - rec->start_ns < min_latency_ns))

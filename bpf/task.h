@@ -33,6 +33,7 @@ struct task_state {
 	__u64 host_pid_tgid;	 /* whose ids rec holds; they change on exec */
 	/* min_flt and maj_flt as far as records or counters account for them. */
 	__u64 min_flt, maj_flt;
+	__u64 pgd;	   /* of the address space that the fault in flight is on */
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
 	__u64 exe_key;	   /* mm of the last verdict on the executable */
 	__u64 vma_mm;	   /* address space of the mapping in rec, 0 if it is no longer sure */

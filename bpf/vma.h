@@ -39,6 +39,28 @@ static __always_inline void send_name(const struct name_key *key, const void *te
 	bpf_map_update_elem(&names, key, &yes, BPF_ANY);
 }
 
+/* include/uapi/linux/magic.h, stat.h; include/linux/fs.h */
+#define TMPFS_MAGIC 0x01021994
+#define HUGETLBFS_MAGIC 0x958458f6
+#define S_IFMT 0170000
+#define S_IFREG 0100000
+#define S_IFBLK 0060000
+#define S_DAX (1 << 13)
+
+static __always_inline __u8 backing_of(struct inode *inode, struct super_block *sb, bool typed)
+{
+	unsigned long magic = READ(typed, sb, s_magic);
+	__u32 kind = READ(typed, inode, i_mode) & S_IFMT;
+
+	if (magic == HUGETLBFS_MAGIC)
+		return BACKING_HUGETLB;
+	if (kind == S_IFREG && READ(typed, inode, i_flags) & S_DAX)
+		return BACKING_DEVICE;
+	if (kind == S_IFREG && magic == TMPFS_MAGIC)
+		return BACKING_SHMEM;
+	return kind == S_IFREG || kind == S_IFBLK ? BACKING_FILE : BACKING_DEVICE;
+}
+
 static __always_inline void describe_file(struct fault_record *rec, struct file *file, bool typed)
 {
 	struct inode *inode = READ(typed, file, f_inode);
@@ -53,6 +75,7 @@ static __always_inline void describe_file(struct fault_record *rec, struct file 
 
 	rec->file = key;
 	rec->label = LABEL_FILE;
+	rec->backing = backing_of(inode, sb, typed);
 	send_name(&key, READ(typed, dentry, d_name.name));
 }
 
@@ -93,11 +116,15 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 	rec->vma_end = READ(typed, vma, vm_end);
 	rec->vma_pgoff = READ(typed, vma, vm_pgoff);
 	rec->vma_flags = READ(typed, vma, vm_flags);
+	rec->uffd = bpf_core_field_exists(vma->vm_userfaultfd_ctx.ctx) &&
+		    READ(typed, vma, vm_userfaultfd_ctx.ctx);
 	rec->known |= KNOWN_VMA;
 	if (file) {
 		describe_file(rec, file, typed);
 		return;
 	}
+	/* What has operations is not anonymous (vma_is_anonymous). */
+	rec->backing = READ(typed, vma, vm_ops) ? BACKING_DEVICE : BACKING_ANON;
 	if (describe_special(rec, vma, typed))
 		return;
 	rec->file.ino = rec->file.hash = rec->file.dev = 0;

@@ -52,7 +52,7 @@ func (a *alloc) lay(p *plan) error {
 			return err
 		}
 		j.memory = append(j.memory, b)
-		j.ranges = append(j.ranges, wholeRange(b, fault.Write, p.pageSize))
+		j.ranges = append(j.ranges, wholeRange(b, fault.Write, fault.Anon, p.pageSize))
 	}
 	j.ranges = joinAdjacent(j.ranges)
 	return p.addJob(j)
@@ -86,7 +86,7 @@ func (t *touch) lay(p *plan) error {
 		if err != nil {
 			return err
 		}
-		r := wholeRange(b, fault.Write, p.pageSize)
+		r := wholeRange(b, fault.Write, fault.Anon, p.pageSize)
 		n := int64(t.pages)
 		r.Expectation = Expectation{Pages: n, Faults: n, Minor: n}
 		j := &job{ranges: []Range{r}, memory: [][]byte{b}, toucher: writeEach{t.stride * p.pageSize}}
@@ -95,6 +95,34 @@ func (t *touch) lay(p *plan) error {
 		}
 	}
 	return nil
+}
+
+// zero is the first read of fresh memory.
+type zero struct{ pageCount }
+
+func zeroFlags(fs *pflag.FlagSet) program {
+	z := &zero{}
+	z.declare(fs, 256)
+	return z
+}
+
+func (z *zero) lay(p *plan) error {
+	kind := fault.Anon
+	switch zeroPage, err := mapsZeroPage(p); {
+	case err != nil:
+		return err
+	case zeroPage:
+		kind = fault.Zero
+	}
+	b, err := p.mapAnon(z.pages * p.pageSize)
+	if err != nil {
+		return err
+	}
+	return p.addJob(&job{
+		ranges:  []Range{wholeRange(b, fault.Read, kind, p.pageSize)},
+		memory:  [][]byte{b},
+		toucher: readEach{p.pageSize},
+	})
 }
 
 // pageCount is the only flag of several kinds.

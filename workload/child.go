@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -25,7 +26,7 @@ func (c *cow) lay(p *plan) error {
 		return err
 	}
 	j := &job{
-		ranges:  []Range{wholeRange(b, fault.Write, p.pageSize)},
+		ranges:  []Range{wholeRange(b, fault.Write, fault.Cow, p.pageSize)},
 		memory:  [][]byte{b},
 		toucher: p.writer(),
 	}
@@ -36,6 +37,41 @@ func (c *cow) lay(p *plan) error {
 	// rehearsal then copies what the counting itself writes to.
 	_, err = p.forkIdle()
 	return err
+}
+
+// reuse is the write to memory that was shared with a forked child.
+type reuse struct{ pageCount }
+
+func reuseFlags(fs *pflag.FlagSet) program {
+	r := &reuse{}
+	r.declare(fs, 256)
+	return r
+}
+
+func (r *reuse) lay(p *plan) error {
+	cpu, err := anyCPU()
+	if err != nil {
+		return err
+	}
+	var b []byte
+	// A page is copied, not reused, while a CPU other than the one that takes the fault
+	// still has it in its list of pages to be put on the LRU (wp_can_reuse_anon_folio).
+	if err := onCPU(cpu, func() (err error) {
+		b, err = p.mapTouched(r.pages*p.pageSize, func(b []byte) { touchPages(b, p.pageSize) })
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := p.addJob(&job{
+		ranges:  []Range{wholeRange(b, fault.Write, fault.Reuse, p.pageSize)},
+		memory:  [][]byte{b},
+		toucher: p.writer(),
+		pinned:  true, cpu: cpu,
+	}); err != nil {
+		return err
+	}
+	_, release, err := forkIdle()
+	return errors.Join(err, release())
 }
 
 // kernel is the system call that writes to fresh memory.
@@ -60,7 +96,7 @@ func (k *kernel) lay(p *plan) error {
 	p.onClose(func() error { return unix.Close(fd) })
 	z := &zeroReader{fd: fd}
 	return p.addJob(&job{
-		ranges:  []Range{wholeRange(b, fault.Write, p.pageSize)},
+		ranges:  []Range{wholeRange(b, fault.Write, fault.Anon, p.pageSize)},
 		memory:  [][]byte{b},
 		toucher: z,
 		check: func() error {
@@ -113,7 +149,7 @@ func (r *remote) lay(p *plan) error {
 	}
 	touchPages(data, p.pageSize)
 	w := &remoteWriter{data: data}
-	j := &job{ranges: []Range{wholeRange(b, fault.Write, p.pageSize)}, memory: [][]byte{b}, toucher: w, check: w.check}
+	j := &job{ranges: []Range{wholeRange(b, fault.Write, fault.Anon, p.pageSize)}, memory: [][]byte{b}, toucher: w, check: w.check}
 	if err := p.addJob(j); err != nil {
 		return err
 	}

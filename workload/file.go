@@ -53,11 +53,11 @@ func (f *file) lay(p *plan) error {
 		return err
 	}
 	pgoff := int64(f.pages)
-	b, err := f.mapMiddle(p, fd)
+	b, err := f.mapMiddle(p, fd, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return err
 	}
-	r := wholeRange(b, fault.Read, p.pageSize)
+	r := wholeRange(b, fault.Read, fault.File, p.pageSize)
 	r.PgOff = &pgoff
 	j := &job{memory: [][]byte{b}, toucher: readEach{p.pageSize}}
 	switch {
@@ -103,7 +103,7 @@ func (f *file) create(p *plan, size int) (fd int, err error) {
 
 // mapMiddle maps the middle third of the file. Its start is aligned so that
 // fault-around windows do not cross it.
-func (f *file) mapMiddle(p *plan, fd int) ([]byte, error) {
+func (f *file) mapMiddle(p *plan, fd, prot, flags int) ([]byte, error) {
 	size := f.pages * p.pageSize
 	hole, err := p.mapMemory(size+aroundBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
 	if err != nil {
@@ -113,12 +113,76 @@ func (f *file) mapMiddle(p *plan, fd int) ([]byte, error) {
 	b := hole[skip : skip+size]
 	// It replaces a part of the hole and goes with it.
 	if _, err := unix.MmapPtr(fd, int64(size), unsafe.Pointer(unsafe.SliceData(b)), uintptr(size),
-		unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		prot, flags|unix.MAP_FIXED); err != nil {
 		return nil, fmt.Errorf("mapping %d bytes of the file: %w", size, err)
 	}
 	// No read-ahead: only the page that faulted is read from the disk.
 	if err := unix.Madvise(b, unix.MADV_RANDOM); err != nil {
 		return nil, fmt.Errorf("advising random access: %w", err)
+	}
+	return b, nil
+}
+
+// written is the writing to the pages of a mapped file, private or shared.
+type written struct {
+	file
+	kind   fault.Kind
+	flags  int  // of mmap
+	mapped bool // read them before
+}
+
+func cowFileFlags(fs *pflag.FlagSet) program {
+	w := &written{kind: fault.CowFile, flags: unix.MAP_PRIVATE}
+	w.declareFile(fs)
+	fs.BoolVar(&w.mapped, "mapped", false, "read the pages before: they are mapped already, for reading")
+	return w
+}
+
+func mkwriteFlags(fs *pflag.FlagSet) program {
+	w := &written{kind: fault.MkWrite, flags: unix.MAP_SHARED, mapped: true}
+	w.declareFile(fs)
+	return w
+}
+
+func (w *written) declareFile(fs *pflag.FlagSet) {
+	w.declare(fs, 256)
+	fs.StringVar(&w.dir, "dir", "/var/tmp", "folder of the file, on a disk")
+}
+
+func (w *written) lay(p *plan) error {
+	if err := onDisk(w.dir); err != nil {
+		return err
+	}
+	fd, err := w.create(p, 3*w.pages*p.pageSize)
+	if err != nil {
+		return err
+	}
+	b, err := w.mapMiddle(p, fd, unix.PROT_READ|unix.PROT_WRITE, w.flags)
+	if err != nil {
+		return err
+	}
+	if w.mapped {
+		if b, err = w.mapRead(p, fd, b); err != nil {
+			return err
+		}
+	}
+	pgoff := int64(w.pages)
+	r := wholeRange(b, fault.Write, w.kind, p.pageSize)
+	r.PgOff = &pgoff
+	return p.addJob(&job{ranges: []Range{r}, memory: [][]byte{b}, toucher: p.writer()})
+}
+
+// mapRead replaces the mapping at b by one whose pages were read. They were read
+// elsewhere and moved, so that no other faults are taken at these addresses.
+func (w *written) mapRead(p *plan, fd int, b []byte) ([]byte, error) {
+	from, err := unix.MmapPtr(fd, int64(len(b)), nil, uintptr(len(b)), unix.PROT_READ|unix.PROT_WRITE, w.flags)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes of the file: %w", len(b), err)
+	}
+	readPages(unsafe.Slice((*byte)(from), len(b)), p.pageSize)
+	if _, err := unix.MremapPtr(from, uintptr(len(b)), unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)),
+		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED); err != nil {
+		return nil, errors.Join(fmt.Errorf("moving %d bytes: %w", len(b), err), unix.MunmapPtr(from, uintptr(len(b))))
 	}
 	return b, nil
 }

@@ -11,20 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forkIdle forks the process and returns the id of the child, which shares all
-// memory by copy on write and does nothing. It lives until the plan is closed or
-// this process dies.
+// forkIdle is [forkIdle] with a child that lives until the plan is closed.
 func (p *plan) forkIdle() (int, error) {
+	pid, release, err := forkIdle()
+	p.onClose(release)
+	return pid, err
+}
+
+// forkIdle forks the process and returns the id of the child, which shares all
+// memory by copy on write and does nothing. It lives until release is called, which
+// the caller must do in any case, or this process dies.
+func forkIdle() (pid int, release func() error, err error) {
+	nothing := func() error { return nil }
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		return 0, fmt.Errorf("opening a pipe: %w", err)
+		return 0, nothing, fmt.Errorf("opening a pipe: %w", err)
 	}
-	pid, err := forkReader(pipe[0], pipe[1])
+	pid, err = forkReader(pipe[0], pipe[1])
 	err = errors.Join(err, unix.Close(pipe[0]))
 	if pid <= 0 {
-		return 0, errors.Join(err, unix.Close(pipe[1]))
+		return 0, nothing, errors.Join(err, unix.Close(pipe[1]))
 	}
-	p.onClose(func() error {
+	return pid, func() error {
 		if err := unix.Close(pipe[1]); err != nil { // the child reads the end of file and exits
 			return fmt.Errorf("releasing child %d: %w", pid, err)
 		}
@@ -37,8 +45,37 @@ func (p *plan) forkIdle() (int, error) {
 				return fmt.Errorf("waiting for child %d: %w", pid, err)
 			}
 		}
-	})
-	return pid, err
+	}, err
+}
+
+// anyCPU is one that this process may run on.
+func anyCPU() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, fmt.Errorf("asking for CPUs: %w", err)
+	}
+	for cpu := range len(set) * 64 {
+		if set.IsSet(cpu) {
+			return cpu, nil
+		}
+	}
+	return 0, errors.New("asking for CPUs: none is allowed")
+}
+
+// onCPU calls f on a thread that stays on one CPU and is thrown away afterwards.
+func onCPU(cpu int, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		var set unix.CPUSet
+		set.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			done <- fmt.Errorf("pinning a thread to CPU %d: %w", cpu, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
 }
 
 // forkReader forks on a thread that is thrown away afterwards: its signals are

@@ -44,7 +44,7 @@ func (t *thp) lay(p *plan) error {
 		return fmt.Errorf("advising huge pages: %w", err)
 	}
 	return p.addJob(&job{
-		ranges:  []Range{wholeRange(b, fault.Write, huge)},
+		ranges:  []Range{wholeRange(b, fault.Write, fault.THP, huge)},
 		memory:  [][]byte{b},
 		toucher: p.writer(), // each small page: only the first of a huge one faults
 	})
@@ -110,7 +110,7 @@ func (h *hugetlb) lay(p *plan) error {
 		return fmt.Errorf("%w (are other huge pages reserved?)", err)
 	}
 	return p.addJob(&job{
-		ranges:  []Range{wholeRange(b, fault.Write, pool.pageSize)},
+		ranges:  []Range{wholeRange(b, fault.Write, fault.HugeTLB, pool.pageSize)},
 		memory:  [][]byte{b},
 		toucher: p.writer(),
 	})

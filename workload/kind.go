@@ -54,6 +54,21 @@ func Kinds() []Kind {
 			"cow", "fork, then write to the shared pages: each is copied",
 			"The parent writes; the child only exists until the parent is done.", cowFlags,
 		},
+		{
+			"reuse", "fork, let the child end, then write: the pages are made writable again, not copied", "", reuseFlags,
+		},
+		{
+			"zero", "read fresh anonymous pages: the kernel's page of zeros is mapped",
+			"Where the kernel does without that page (CONFIG_ZERO_PAGE or a boot parameter), each read gets a page\n" +
+				"of its own, and the kind of fault is anon.", zeroFlags,
+		},
+		{
+			"cow-file", "write to a private file mapping: each page is copied", "", cowFileFlags,
+		},
+		{
+			"mkwrite", "write to pages of a shared file mapping that were read before",
+			"The file system wants to know which pages become dirty, so the first write to each faults.", mkwriteFlags,
+		},
 		{"kernel", "let read(2) from /dev/zero fill fresh memory: the faults are taken in kernel mode", "", kernelFlags},
 		{
 			"remote", "write to fresh memory of a child by process_vm_writev(2)",

@@ -92,6 +92,8 @@ type Range struct {
 	Expectation
 	// Access is how its pages were touched, empty if in several ways.
 	Access string `json:"access,omitempty"`
+	// FaultKind is the [fault.Kind] of all its faults, empty if there are several.
+	FaultKind string `json:"fault_kind,omitempty"`
 	// PgOff is the offset in the mapped file of the page at Start, in pages. It is
 	// present for kind file only.
 	PgOff *int64 `json:"pgoff,omitempty"`
@@ -203,13 +205,14 @@ func (d *Decoder) Next() (*Report, error) {
 }
 
 // wholeRange is the region b, each of whose pages takes one minor fault.
-func wholeRange(b []byte, access fault.Access, pageSize int) Range {
+func wholeRange(b []byte, access fault.Access, kind fault.Kind, pageSize int) Range {
 	n := int64(len(b) / pageSize)
 	return Range{
 		Start:       addressOf(b),
 		End:         addressOf(b) + Address(len(b)),
 		Expectation: Expectation{Pages: n, Faults: n, Minor: n},
 		Access:      access.String(),
+		FaultKind:   kind.String(),
 	}
 }
 

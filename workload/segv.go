@@ -59,7 +59,7 @@ func (s *segv) lay(p *plan) error {
 	}
 	return p.addJob(&job{
 		ranges: []Range{
-			wholeRange(good, fault.Write, p.pageSize),
+			wholeRange(good, fault.Write, fault.Anon, p.pageSize),
 			{
 				Start: page, End: page + Address(p.pageSize),
 				Expectation: Expectation{Pages: 1, Failed: 1},

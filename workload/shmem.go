@@ -38,7 +38,7 @@ func (s *shmem) lay(p *plan) error {
 	if err := noHugePages(b); err != nil {
 		return err
 	}
-	r := wholeRange(b, fault.Write, p.pageSize)
+	r := wholeRange(b, fault.Write, fault.Shmem, p.pageSize)
 	// Before Linux 6.0 (commit d92725256b4f) a first write to shared memory is tried
 	// twice, which makes it major.
 	r.Minor, r.Either = 0, r.Faults

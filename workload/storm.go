@@ -74,7 +74,7 @@ func (s *storm) lay(p *plan) error {
 		}
 		r := &rounds{stop: &stop, most: int64(s.pages), pageSize: p.pageSize}
 		j := &job{
-			ranges:  []Range{wholeRange(b, fault.Write, p.pageSize)},
+			ranges:  []Range{wholeRange(b, fault.Write, fault.Anon, p.pageSize)},
 			memory:  [][]byte{b},
 			toucher: r,
 			pinned:  true,

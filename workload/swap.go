@@ -43,7 +43,7 @@ func (s *swap) lay(p *plan) error {
 	if err := pageOut(b, p.pageSize); err != nil {
 		return err
 	}
-	r := wholeRange(b, fault.Read, p.pageSize)
+	r := wholeRange(b, fault.Read, fault.Swap, p.pageSize)
 	r.Minor = 0
 	if synchronous(areas) {
 		r.Major = r.Pages

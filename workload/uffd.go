@@ -51,7 +51,7 @@ func (u *uffd) lay(p *plan) error {
 	p.onClose(s.close)
 	s.start(u.pages)
 
-	r := wholeRange(b, fault.Write, p.pageSize)
+	r := wholeRange(b, fault.Write, fault.Uffd, p.pageSize)
 	// Minor or major: a fault that comes back with FAULT_FLAG_TRIED counts as major
 	// (mm_account_fault). Under a per-VMA lock, since Linux 6.7, it comes back without.
 	r.Minor, r.Either = 0, r.Faults

@@ -56,10 +56,10 @@ func (where) lay(p *plan) error {
 	}
 	page := func(b []byte, at int, faults int64, touches ...Touch) Range {
 		start := at &^ (p.pageSize - 1)
-		r := wholeRange(b[start:start+p.pageSize], fault.Read, p.pageSize)
+		r := wholeRange(b[start:start+p.pageSize], fault.Read, fault.Anon, p.pageSize)
 		r.Faults, r.Minor, r.Touches, r.Access = faults, faults, touches, touches[0].Access
 		if len(touches) > 1 {
-			r.Access = ""
+			r.Access, r.FaultKind = "", ""
 		}
 		return r
 	}

@@ -51,6 +51,8 @@ type liveFault struct {
 	Flags    []string
 	Attempts *int
 	Result   *string
+	Kind     *string
+	KindBy   *string `json:"kind_by"`
 	Latency  *int64 `json:"latency_ns"`
 	VMA      *struct {
 		Start, End  *hexNumber

@@ -23,7 +23,7 @@ var sees = map[string][]string{
 
 // needMachine are workloads that want more than a kernel: a swap device, huge
 // pages, a disk. They say what is missing; the kernel matrix has it all.
-var needMachine = []string{"swap", "thp", "hugetlb", "file"}
+var needMachine = []string{"swap", "thp", "hugetlb", "file", "cow-file", "mkwrite"}
 
 // oracles are the workloads that every hook is measured by.
 var oracles = []struct {
@@ -33,6 +33,8 @@ var oracles = []struct {
 	{"user", []string{"alloc", "--size", "8MB", "--block", "1MB"}},
 	{"user", []string{"touch", "--pages", "257", "--threads", "3"}},
 	{"user", []string{"cow", "--pages", "128"}},
+	{"user", []string{"reuse", "--pages", "128"}},
+	{"user", []string{"zero", "--pages", "128"}},
 	{"user", []string{"shmem", "--pages", "128"}},
 	{"kernel", []string{"kernel", "--pages", "256"}},
 	{"remote", []string{"remote", "--pages", "64"}},
@@ -42,6 +44,9 @@ var oracles = []struct {
 	{"user", []string{"where"}},
 	{"user", []string{"file", "--pages", "64", "--dir", fileDir()}},
 	{"user", []string{"file", "--cold", "--pages", "64", "--dir", fileDir()}},
+	{"user", []string{"cow-file", "--pages", "64", "--dir", fileDir()}},
+	{"user", []string{"cow-file", "--mapped", "--pages", "64", "--dir", fileDir()}},
+	{"user", []string{"mkwrite", "--pages", "64", "--dir", fileDir()}},
 	{"user", []string{"swap", "--pages", "64"}},
 }
 
@@ -179,6 +184,9 @@ func checkRecord(t *testing.T, f *liveFault, hook string, rep *workload.Report) 
 			}
 			if hook != "perf" && r.Access != "" && words(f.Access) != r.Access {
 				t.Errorf("access %s, want %s", words(f.Access), r.Access)
+			}
+			if hook != "perf" && r.FaultKind != "" && (words(f.Kind) != r.FaultKind || words(f.KindBy) != "exact") {
+				t.Errorf("kind %s by %s, want exactly %s", words(f.Kind), words(f.KindBy), r.FaultKind)
 			}
 			if r.PgOff != nil && f.PgOff != nil {
 				want := uint64(*r.PgOff) + (uint64(f.Address)-uint64(r.Start))/4096

@@ -28,6 +28,7 @@ type traceOptions struct {
 	major, minor bool
 	mode         *fault.Mode
 	access       *fault.Access
+	kinds        []fault.Kind
 	addr         addrRange
 	minLatency   time.Duration
 
@@ -66,6 +67,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	filter.BoolVar(&o.minor, "minor", false, "minor faults only")
 	filter.Var(intoPtr(&o.mode, oneOf(fault.Names[fault.Mode](), fault.ParseMode)), "mode", "faults taken in `MODE` user, kernel or remote only")
 	filter.Var(intoPtr(&o.access, oneOf(fault.Names[fault.Access](), fault.ParseAccess)), "access", "faults by `ACCESS` read, write or exec only")
+	filter.Var(eachInto(&o.kinds, oneOf(fault.Names[fault.Kind](), fault.ParseKind)), "kind", "faults of `KIND` only, as in cow or anon,thp; see --columns kind (repeatable)")
 	filter.Var(into(&o.addr, parseRange), "addr", "faults at addresses `START-END` only, in hexadecimal, END not included")
 	filter.Var(into(&o.minLatency, parseDuration), "min-latency", "faults that took at least `DURATION` only, as in 100us")
 
@@ -88,7 +90,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	}
 	setGroupedHelp(cmd, groups)
 	for flag, words := range map[string][]string{
-		"mode": fault.Names[fault.Mode](), "access": fault.Names[fault.Access](), "hook": hookNames(), "columns": view.Names(),
+		"mode": fault.Names[fault.Mode](), "access": fault.Names[fault.Access](), "kind": fault.Names[fault.Kind](), "hook": hookNames(), "columns": view.Names(),
 	} {
 		// It fails only for a flag that does not exist.
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
@@ -120,7 +122,7 @@ func (o *traceOptions) filter(flags *pflag.FlagSet, withCommand bool) (fault.Fil
 		return fault.Filter{}, err
 	}
 	f := fault.Filter{
-		PIDs: o.pids, TIDs: o.tids, Comms: o.comms, Cgroup: o.cgroup, UID: o.uid, Mode: o.mode, Access: o.access,
+		PIDs: o.pids, TIDs: o.tids, Comms: o.comms, Cgroup: o.cgroup, UID: o.uid, Mode: o.mode, Access: o.access, Kinds: o.kinds,
 		AddrStart: o.addr.start, AddrEnd: o.addr.end, MinLatency: o.minLatency, Children: o.children, Self: o.self,
 	}
 	if o.major || o.minor {
@@ -146,6 +148,8 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("an empty name for -c selects nothing: write a part of a name, or leave -c out")
 	case o.hook == string(kernel.Perf) && o.access != nil:
 		return usagef("--hook perf does not know how memory is accessed: leave --access out, or --hook")
+	case o.hook == string(kernel.Perf) && len(o.kinds) > 0:
+		return usagef("--hook perf does not know what the kernel did: leave --kind out, or --hook")
 	}
 	if err := kernel.CheckPatterns(o.comms); err != nil {
 		return usagef("%w", err)

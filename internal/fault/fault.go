@@ -28,6 +28,9 @@ const (
 	HasLabel                      // VMA.Label
 	HasIDs                        // HostPID and HostTID
 	HasInnerIDs                   // InnerPID and InnerTID
+	HasKind                       // Kind
+	HasBefore                     // EntryBefore
+	HasAfter                      // EntryAfter and Level
 )
 
 // Fault is one page fault, from the first entry into the kernel's handler to the
@@ -69,6 +72,17 @@ type Fault struct {
 	// (linear_page_index in include/linux/pagemap.h); for anonymous memory likewise.
 	PgOff uint64
 	VMA   VMA
+
+	// Kind is what the kernel did. KindExact says that it was told by the page table,
+	// not concluded from the mapping and the access alone.
+	Kind      Kind
+	KindExact bool
+	// EntryBefore and EntryAfter are the page-table entries for the address when the
+	// fault began and was complete, as the architecture defines them: of the lowest
+	// table there was.
+	EntryBefore, EntryAfter uint64
+	// Level is that of EntryAfter: 0 for a page, 1 for 2 MiB, 2 for 1 GiB.
+	Level uint8
 }
 
 // VMA is the memory mapping that holds the faulting address.
@@ -118,6 +132,16 @@ func PermFlags(perm string) uint64 {
 
 // Is reports whether all facts of want are known.
 func (f *Fault) Is(want Field) bool { return f.Known&want == want }
+
+// PageSize is what the entry of the page table maps that the fault left, in bytes; 0
+// if it is not known. Tables are only read where pages have 4 KiB and a table has 512
+// entries.
+func (f *Fault) PageSize() uint64 {
+	if !f.Is(HasAfter) {
+		return 0
+	}
+	return 4096 << (9 * f.Level)
+}
 
 // OK reports whether the kernel resolved the fault and so counted it in
 // ru_minflt or ru_majflt.

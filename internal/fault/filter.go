@@ -2,6 +2,7 @@ package fault
 
 import (
 	"bytes"
+	"slices"
 	"time"
 )
 
@@ -22,6 +23,8 @@ type Filter struct {
 	Mode  *Mode
 	// Access selects by what the faulting instruction wanted.
 	Access *Access
+	// Kinds selects faults of any of these kinds.
+	Kinds []Kind
 	// Addr selects faults in [Start, End) if End is not 0.
 	AddrStart, AddrEnd uint64
 	MinLatency         time.Duration
@@ -35,12 +38,13 @@ type Filter struct {
 const MaxComm = 15
 
 // MatchRecord applies the conditions that a record itself answers: major, mode,
-// access, address and latency. A fact the record does not know does not match.
+// access, kind, address and latency. A fact the record does not know does not match.
 func (flt *Filter) MatchRecord(f *Fault) bool {
 	switch {
 	case flt.Major != nil && (!f.Is(HasMajor) || f.Major != *flt.Major),
 		flt.Mode != nil && (!f.Is(HasMode) || f.Mode != *flt.Mode),
 		flt.Access != nil && (!f.Is(HasAccess) || f.Access != *flt.Access),
+		len(flt.Kinds) > 0 && (!f.Is(HasKind) || !slices.Contains(flt.Kinds, f.Kind)),
 		flt.AddrEnd != 0 && (f.Address < flt.AddrStart || f.Address >= flt.AddrEnd),
 		flt.MinLatency > 0 && (!f.Is(HasLatency) || f.Latency < flt.MinLatency):
 		return false

@@ -62,14 +62,68 @@ var resultNames = [...]string{"ok", "sigbus", "sigsegv", "oom", "hwpoison", "int
 
 func (r Result) String() string { return name(resultNames[:], r) }
 
+// Kind is what the kernel did for a fault.
+type Kind uint8
+
+// The order is that of enum kind in bpf/fault.h.
+const (
+	// KindUnknown: not enough could be seen.
+	KindUnknown Kind = iota
+	// Anon: first write to private anonymous memory, a zeroed page was allocated.
+	Anon
+	// Zero: first read of anonymous memory, the shared zero page was mapped.
+	Zero
+	// THP: a huge anonymous page was mapped at once.
+	THP
+	// File: a page of the page cache was mapped for reading or executing.
+	File
+	// CowFile: first write to a page of a private file mapping, it was copied.
+	CowFile
+	// Cow: write to a shared anonymous page, after a fork or over the zero page; copied.
+	Cow
+	// Reuse: a write-protected page was made writable again without a copy.
+	Reuse
+	// MkWrite: a page of a shared file mapping was made writable.
+	MkWrite
+	// Shmem: tmpfs, memfd, System V or shared anonymous memory.
+	Shmem
+	// Swap: the page was in swap, or still in the swap cache.
+	Swap
+	// HugeTLB: a page of hugetlbfs.
+	HugeTLB
+	// NUMA: a hint of NUMA balancing, the page was there.
+	NUMA
+	// Uffd: the fault was handed to a userfaultfd server.
+	Uffd
+	// Device: a mapping of a driver or of the kernel itself.
+	Device
+	// Spurious: the entry was already fine.
+	Spurious
+)
+
+var kindNames = [...]string{
+	"unknown", "anon", "zero", "thp", "file", "cow-file", "cow", "reuse", "mkwrite", "shmem",
+	"swap", "hugetlb", "numa", "uffd", "device", "spurious",
+}
+
+func (k Kind) String() string { return name(kindNames[:], k) }
+
+// ParseKind is the inverse of [Kind.String].
+func ParseKind(s string) (Kind, bool) {
+	k, ok := parse[Kind](kindNames[Anon:], s)
+	return k + Anon, ok
+}
+
 // Names are the words a filter accepts, in the order of their values.
-func Names[T Mode | Access | Result]() []string {
+func Names[T Mode | Access | Result | Kind]() []string {
 	var v T
 	switch any(v).(type) {
 	case Mode:
 		return modeNames[:]
 	case Access:
 		return accessNames[:]
+	case Kind:
+		return kindNames[Anon:] // unknown is no kind that a fault has
 	default:
 		return resultNames[:]
 	}

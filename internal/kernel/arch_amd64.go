@@ -1,5 +1,9 @@
 package kernel
 
+// frameBits are those of a page-table entry that say where a page is, or was: ENTRY_FRAME
+// of bpf/pagetable.h.
+const frameBits = 0x000ffffffffff000
+
 // Programs on the exceptions tracepoints, which of the two architectures only
 // x86 has had since 5.10.
 var (

@@ -1,5 +1,9 @@
 package kernel
 
+// frameBits are those of a page-table entry that say where a page is, or was: ENTRY_FRAME
+// of bpf/pagetable.h.
+const frameBits = 0x0003fffffffff000
+
 // The arm64 object has no programs on the exceptions tracepoints: the
 // architecture raises none of them.
 var tracepointEntries, announceKernel []string

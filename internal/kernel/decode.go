@@ -39,6 +39,9 @@ var knownFields = [...]struct {
 	{1 << 5, fault.HasIP},
 	{1 << 6, fault.HasVMA | fault.HasPgOff},
 	{1 << 7, fault.HasAccess},
+	{1 << 8, fault.HasKind},
+	{1 << 9, fault.HasBefore},
+	{1 << 10, fault.HasAfter},
 }
 
 // maxNames bounds the memory for file names.
@@ -110,6 +113,12 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Flags:    r.Flags,
 		Address:  r.Address,
 		IP:       r.Ip,
+
+		// Frames are nobody's business: they tell where in the machine's memory a page is.
+		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter,
+	}
+	if f.Is(fault.HasKind) {
+		f.Kind, f.KindExact = fault.Kind(r.Kind), f.Is(fault.HasBefore)
 	}
 	if r.InnerPid != 0 {
 		f.Known |= fault.HasInnerIDs

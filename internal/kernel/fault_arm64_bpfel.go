@@ -56,35 +56,43 @@ type faultExePattern struct {
 }
 
 type faultFaultRecord struct {
-	_        structs.HostLayout
-	Type     uint32
-	Cpu      uint32
-	StartNs  uint64
-	EndNs    uint64
-	Address  uint64
-	Ip       uint64
-	VmaStart uint64
-	VmaEnd   uint64
-	VmaPgoff uint64
-	VmaFlags uint64
-	File     faultNameKey
-	HostPid  uint32
-	HostTid  uint32
-	Pid      uint32
-	Tid      uint32
-	InnerPid uint32
-	InnerTid uint32
-	Flags    uint32
-	Attempts uint16
-	Known    uint16
-	Mode     uint8
-	Access   uint8
-	Result   uint8
-	Major    uint8
-	Label    uint8
-	Pad      [3]uint8
-	Comm     [16]int8
-	Process  [16]int8
+	_           structs.HostLayout
+	Type        uint32
+	Cpu         uint32
+	StartNs     uint64
+	EndNs       uint64
+	Address     uint64
+	Ip          uint64
+	VmaStart    uint64
+	VmaEnd      uint64
+	VmaPgoff    uint64
+	VmaFlags    uint64
+	File        faultNameKey
+	HostPid     uint32
+	HostTid     uint32
+	Pid         uint32
+	Tid         uint32
+	InnerPid    uint32
+	InnerTid    uint32
+	Flags       uint32
+	Attempts    uint16
+	Known       uint16
+	Mode        uint8
+	Access      uint8
+	Result      uint8
+	Major       uint8
+	Label       uint8
+	Backing     uint8
+	Kind        uint8
+	Uffd        uint8
+	EntryBefore uint64
+	EntryAfter  uint64
+	LevelBefore uint8
+	LevelAfter  uint8
+	Missing     uint8
+	Pad         [5]uint8
+	Comm        [16]int8
+	Process     [16]int8
 }
 
 type faultNameKey struct {
@@ -109,6 +117,7 @@ type faultTaskState struct {
 	HostPidTgid uint64
 	MinFlt      uint64
 	MajFlt      uint64
+	Pgd         uint64
 	CommKey     [4]uint64
 	ExeKey      uint64
 	VmaMm       uint64
@@ -159,6 +168,8 @@ const (
 	faultVarArmed                   = "armed"
 	faultVarCommPatternList         = "comm_pattern_list"
 	faultVarCommPatterns            = "comm_patterns"
+	faultVarDirectMap               = "direct_map"
+	faultVarEntryProtnoneBit        = "entry_protnone_bit"
 	faultVarExePatternList          = "exe_pattern_list"
 	faultVarExePatterns             = "exe_patterns"
 	faultVarFilterAccess            = "filter_access"
@@ -189,10 +200,12 @@ const (
 	faultVarSelfTgid                = "self_tgid"
 	faultVarSelftestEnd             = "selftest_end"
 	faultVarSelftestStart           = "selftest_start"
+	faultVarTableLevels             = "table_levels"
 	faultVarTaskStorage             = "task_storage"
 	faultVarTraceSelf               = "trace_self"
 	faultVarWakeBytes               = "wake_bytes"
 	faultVarWantedAccess            = "wanted_access"
+	faultVarWantedKinds             = "wanted_kinds"
 	faultVarWantedMajor             = "wanted_major"
 	faultVarWantedMode              = "wanted_mode"
 	faultVarWantedUid               = "wanted_uid"
@@ -274,54 +287,58 @@ type faultMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type faultVariableSpecs struct {
-	AddrEnd         *ebpf.VariableSpec `ebpf:"addr_end"`
-	AddrStart       *ebpf.VariableSpec `ebpf:"addr_start"`
-	ArgAddress      *ebpf.VariableSpec `ebpf:"arg_address"`
-	ArgCount        *ebpf.VariableSpec `ebpf:"arg_count"`
-	ArgFlags        *ebpf.VariableSpec `ebpf:"arg_flags"`
-	ArgRegs         *ebpf.VariableSpec `ebpf:"arg_regs"`
-	ArgVma          *ebpf.VariableSpec `ebpf:"arg_vma"`
-	Armed           *ebpf.VariableSpec `ebpf:"armed"`
-	CommPatternList *ebpf.VariableSpec `ebpf:"comm_pattern_list"`
-	CommPatterns    *ebpf.VariableSpec `ebpf:"comm_patterns"`
-	ExePatternList  *ebpf.VariableSpec `ebpf:"exe_pattern_list"`
-	ExePatterns     *ebpf.VariableSpec `ebpf:"exe_patterns"`
-	FilterAccess    *ebpf.VariableSpec `ebpf:"filter_access"`
-	FilterCgroup    *ebpf.VariableSpec `ebpf:"filter_cgroup"`
-	FilterMajor     *ebpf.VariableSpec `ebpf:"filter_major"`
-	FilterMode      *ebpf.VariableSpec `ebpf:"filter_mode"`
-	FilterPid       *ebpf.VariableSpec `ebpf:"filter_pid"`
-	FilterTid       *ebpf.VariableSpec `ebpf:"filter_tid"`
-	FilterUid       *ebpf.VariableSpec `ebpf:"filter_uid"`
-	FlagInstruction *ebpf.VariableSpec `ebpf:"flag_instruction"`
-	FlagRemote      *ebpf.VariableSpec `ebpf:"flag_remote"`
-	FlagTried       *ebpf.VariableSpec `ebpf:"flag_tried"`
-	FlagUser        *ebpf.VariableSpec `ebpf:"flag_user"`
-	FlagVmaLock     *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
-	FlagWrite       *ebpf.VariableSpec `ebpf:"flag_write"`
-	FollowChildren  *ebpf.VariableSpec `ebpf:"follow_children"`
-	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
-	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
-	ObserverPidns   *ebpf.VariableSpec `ebpf:"observer_pidns"`
-	RetHwpoison     *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
-	RetMajor        *ebpf.VariableSpec `ebpf:"ret_major"`
-	RetOom          *ebpf.VariableSpec `ebpf:"ret_oom"`
-	RetRetry        *ebpf.VariableSpec `ebpf:"ret_retry"`
-	RetSigbus       *ebpf.VariableSpec `ebpf:"ret_sigbus"`
-	RetSigsegv      *ebpf.VariableSpec `ebpf:"ret_sigsegv"`
-	Sample          *ebpf.VariableSpec `ebpf:"sample"`
-	SampleSeq       *ebpf.VariableSpec `ebpf:"sample_seq"`
-	SelfTgid        *ebpf.VariableSpec `ebpf:"self_tgid"`
-	SelftestEnd     *ebpf.VariableSpec `ebpf:"selftest_end"`
-	SelftestStart   *ebpf.VariableSpec `ebpf:"selftest_start"`
-	TaskStorage     *ebpf.VariableSpec `ebpf:"task_storage"`
-	TraceSelf       *ebpf.VariableSpec `ebpf:"trace_self"`
-	WakeBytes       *ebpf.VariableSpec `ebpf:"wake_bytes"`
-	WantedAccess    *ebpf.VariableSpec `ebpf:"wanted_access"`
-	WantedMajor     *ebpf.VariableSpec `ebpf:"wanted_major"`
-	WantedMode      *ebpf.VariableSpec `ebpf:"wanted_mode"`
-	WantedUid       *ebpf.VariableSpec `ebpf:"wanted_uid"`
-	WatchingSinceNs *ebpf.VariableSpec `ebpf:"watching_since_ns"`
+	AddrEnd          *ebpf.VariableSpec `ebpf:"addr_end"`
+	AddrStart        *ebpf.VariableSpec `ebpf:"addr_start"`
+	ArgAddress       *ebpf.VariableSpec `ebpf:"arg_address"`
+	ArgCount         *ebpf.VariableSpec `ebpf:"arg_count"`
+	ArgFlags         *ebpf.VariableSpec `ebpf:"arg_flags"`
+	ArgRegs          *ebpf.VariableSpec `ebpf:"arg_regs"`
+	ArgVma           *ebpf.VariableSpec `ebpf:"arg_vma"`
+	Armed            *ebpf.VariableSpec `ebpf:"armed"`
+	CommPatternList  *ebpf.VariableSpec `ebpf:"comm_pattern_list"`
+	CommPatterns     *ebpf.VariableSpec `ebpf:"comm_patterns"`
+	DirectMap        *ebpf.VariableSpec `ebpf:"direct_map"`
+	EntryProtnoneBit *ebpf.VariableSpec `ebpf:"entry_protnone_bit"`
+	ExePatternList   *ebpf.VariableSpec `ebpf:"exe_pattern_list"`
+	ExePatterns      *ebpf.VariableSpec `ebpf:"exe_patterns"`
+	FilterAccess     *ebpf.VariableSpec `ebpf:"filter_access"`
+	FilterCgroup     *ebpf.VariableSpec `ebpf:"filter_cgroup"`
+	FilterMajor      *ebpf.VariableSpec `ebpf:"filter_major"`
+	FilterMode       *ebpf.VariableSpec `ebpf:"filter_mode"`
+	FilterPid        *ebpf.VariableSpec `ebpf:"filter_pid"`
+	FilterTid        *ebpf.VariableSpec `ebpf:"filter_tid"`
+	FilterUid        *ebpf.VariableSpec `ebpf:"filter_uid"`
+	FlagInstruction  *ebpf.VariableSpec `ebpf:"flag_instruction"`
+	FlagRemote       *ebpf.VariableSpec `ebpf:"flag_remote"`
+	FlagTried        *ebpf.VariableSpec `ebpf:"flag_tried"`
+	FlagUser         *ebpf.VariableSpec `ebpf:"flag_user"`
+	FlagVmaLock      *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
+	FlagWrite        *ebpf.VariableSpec `ebpf:"flag_write"`
+	FollowChildren   *ebpf.VariableSpec `ebpf:"follow_children"`
+	MinLatencyNs     *ebpf.VariableSpec `ebpf:"min_latency_ns"`
+	NameRecordType   *ebpf.VariableSpec `ebpf:"name_record_type"`
+	ObserverPidns    *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	RetHwpoison      *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
+	RetMajor         *ebpf.VariableSpec `ebpf:"ret_major"`
+	RetOom           *ebpf.VariableSpec `ebpf:"ret_oom"`
+	RetRetry         *ebpf.VariableSpec `ebpf:"ret_retry"`
+	RetSigbus        *ebpf.VariableSpec `ebpf:"ret_sigbus"`
+	RetSigsegv       *ebpf.VariableSpec `ebpf:"ret_sigsegv"`
+	Sample           *ebpf.VariableSpec `ebpf:"sample"`
+	SampleSeq        *ebpf.VariableSpec `ebpf:"sample_seq"`
+	SelfTgid         *ebpf.VariableSpec `ebpf:"self_tgid"`
+	SelftestEnd      *ebpf.VariableSpec `ebpf:"selftest_end"`
+	SelftestStart    *ebpf.VariableSpec `ebpf:"selftest_start"`
+	TableLevels      *ebpf.VariableSpec `ebpf:"table_levels"`
+	TaskStorage      *ebpf.VariableSpec `ebpf:"task_storage"`
+	TraceSelf        *ebpf.VariableSpec `ebpf:"trace_self"`
+	WakeBytes        *ebpf.VariableSpec `ebpf:"wake_bytes"`
+	WantedAccess     *ebpf.VariableSpec `ebpf:"wanted_access"`
+	WantedKinds      *ebpf.VariableSpec `ebpf:"wanted_kinds"`
+	WantedMajor      *ebpf.VariableSpec `ebpf:"wanted_major"`
+	WantedMode       *ebpf.VariableSpec `ebpf:"wanted_mode"`
+	WantedUid        *ebpf.VariableSpec `ebpf:"wanted_uid"`
+	WatchingSinceNs  *ebpf.VariableSpec `ebpf:"watching_since_ns"`
 }
 
 // faultObjects contains all objects after they have been loaded into the kernel.
@@ -373,54 +390,58 @@ func (m *faultMaps) Close() error {
 //
 // It can be passed to loadFaultObjects or ebpf.CollectionSpec.LoadAndAssign.
 type faultVariables struct {
-	AddrEnd         *ebpf.Variable `ebpf:"addr_end"`
-	AddrStart       *ebpf.Variable `ebpf:"addr_start"`
-	ArgAddress      *ebpf.Variable `ebpf:"arg_address"`
-	ArgCount        *ebpf.Variable `ebpf:"arg_count"`
-	ArgFlags        *ebpf.Variable `ebpf:"arg_flags"`
-	ArgRegs         *ebpf.Variable `ebpf:"arg_regs"`
-	ArgVma          *ebpf.Variable `ebpf:"arg_vma"`
-	Armed           *ebpf.Variable `ebpf:"armed"`
-	CommPatternList *ebpf.Variable `ebpf:"comm_pattern_list"`
-	CommPatterns    *ebpf.Variable `ebpf:"comm_patterns"`
-	ExePatternList  *ebpf.Variable `ebpf:"exe_pattern_list"`
-	ExePatterns     *ebpf.Variable `ebpf:"exe_patterns"`
-	FilterAccess    *ebpf.Variable `ebpf:"filter_access"`
-	FilterCgroup    *ebpf.Variable `ebpf:"filter_cgroup"`
-	FilterMajor     *ebpf.Variable `ebpf:"filter_major"`
-	FilterMode      *ebpf.Variable `ebpf:"filter_mode"`
-	FilterPid       *ebpf.Variable `ebpf:"filter_pid"`
-	FilterTid       *ebpf.Variable `ebpf:"filter_tid"`
-	FilterUid       *ebpf.Variable `ebpf:"filter_uid"`
-	FlagInstruction *ebpf.Variable `ebpf:"flag_instruction"`
-	FlagRemote      *ebpf.Variable `ebpf:"flag_remote"`
-	FlagTried       *ebpf.Variable `ebpf:"flag_tried"`
-	FlagUser        *ebpf.Variable `ebpf:"flag_user"`
-	FlagVmaLock     *ebpf.Variable `ebpf:"flag_vma_lock"`
-	FlagWrite       *ebpf.Variable `ebpf:"flag_write"`
-	FollowChildren  *ebpf.Variable `ebpf:"follow_children"`
-	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
-	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
-	ObserverPidns   *ebpf.Variable `ebpf:"observer_pidns"`
-	RetHwpoison     *ebpf.Variable `ebpf:"ret_hwpoison"`
-	RetMajor        *ebpf.Variable `ebpf:"ret_major"`
-	RetOom          *ebpf.Variable `ebpf:"ret_oom"`
-	RetRetry        *ebpf.Variable `ebpf:"ret_retry"`
-	RetSigbus       *ebpf.Variable `ebpf:"ret_sigbus"`
-	RetSigsegv      *ebpf.Variable `ebpf:"ret_sigsegv"`
-	Sample          *ebpf.Variable `ebpf:"sample"`
-	SampleSeq       *ebpf.Variable `ebpf:"sample_seq"`
-	SelfTgid        *ebpf.Variable `ebpf:"self_tgid"`
-	SelftestEnd     *ebpf.Variable `ebpf:"selftest_end"`
-	SelftestStart   *ebpf.Variable `ebpf:"selftest_start"`
-	TaskStorage     *ebpf.Variable `ebpf:"task_storage"`
-	TraceSelf       *ebpf.Variable `ebpf:"trace_self"`
-	WakeBytes       *ebpf.Variable `ebpf:"wake_bytes"`
-	WantedAccess    *ebpf.Variable `ebpf:"wanted_access"`
-	WantedMajor     *ebpf.Variable `ebpf:"wanted_major"`
-	WantedMode      *ebpf.Variable `ebpf:"wanted_mode"`
-	WantedUid       *ebpf.Variable `ebpf:"wanted_uid"`
-	WatchingSinceNs *ebpf.Variable `ebpf:"watching_since_ns"`
+	AddrEnd          *ebpf.Variable `ebpf:"addr_end"`
+	AddrStart        *ebpf.Variable `ebpf:"addr_start"`
+	ArgAddress       *ebpf.Variable `ebpf:"arg_address"`
+	ArgCount         *ebpf.Variable `ebpf:"arg_count"`
+	ArgFlags         *ebpf.Variable `ebpf:"arg_flags"`
+	ArgRegs          *ebpf.Variable `ebpf:"arg_regs"`
+	ArgVma           *ebpf.Variable `ebpf:"arg_vma"`
+	Armed            *ebpf.Variable `ebpf:"armed"`
+	CommPatternList  *ebpf.Variable `ebpf:"comm_pattern_list"`
+	CommPatterns     *ebpf.Variable `ebpf:"comm_patterns"`
+	DirectMap        *ebpf.Variable `ebpf:"direct_map"`
+	EntryProtnoneBit *ebpf.Variable `ebpf:"entry_protnone_bit"`
+	ExePatternList   *ebpf.Variable `ebpf:"exe_pattern_list"`
+	ExePatterns      *ebpf.Variable `ebpf:"exe_patterns"`
+	FilterAccess     *ebpf.Variable `ebpf:"filter_access"`
+	FilterCgroup     *ebpf.Variable `ebpf:"filter_cgroup"`
+	FilterMajor      *ebpf.Variable `ebpf:"filter_major"`
+	FilterMode       *ebpf.Variable `ebpf:"filter_mode"`
+	FilterPid        *ebpf.Variable `ebpf:"filter_pid"`
+	FilterTid        *ebpf.Variable `ebpf:"filter_tid"`
+	FilterUid        *ebpf.Variable `ebpf:"filter_uid"`
+	FlagInstruction  *ebpf.Variable `ebpf:"flag_instruction"`
+	FlagRemote       *ebpf.Variable `ebpf:"flag_remote"`
+	FlagTried        *ebpf.Variable `ebpf:"flag_tried"`
+	FlagUser         *ebpf.Variable `ebpf:"flag_user"`
+	FlagVmaLock      *ebpf.Variable `ebpf:"flag_vma_lock"`
+	FlagWrite        *ebpf.Variable `ebpf:"flag_write"`
+	FollowChildren   *ebpf.Variable `ebpf:"follow_children"`
+	MinLatencyNs     *ebpf.Variable `ebpf:"min_latency_ns"`
+	NameRecordType   *ebpf.Variable `ebpf:"name_record_type"`
+	ObserverPidns    *ebpf.Variable `ebpf:"observer_pidns"`
+	RetHwpoison      *ebpf.Variable `ebpf:"ret_hwpoison"`
+	RetMajor         *ebpf.Variable `ebpf:"ret_major"`
+	RetOom           *ebpf.Variable `ebpf:"ret_oom"`
+	RetRetry         *ebpf.Variable `ebpf:"ret_retry"`
+	RetSigbus        *ebpf.Variable `ebpf:"ret_sigbus"`
+	RetSigsegv       *ebpf.Variable `ebpf:"ret_sigsegv"`
+	Sample           *ebpf.Variable `ebpf:"sample"`
+	SampleSeq        *ebpf.Variable `ebpf:"sample_seq"`
+	SelfTgid         *ebpf.Variable `ebpf:"self_tgid"`
+	SelftestEnd      *ebpf.Variable `ebpf:"selftest_end"`
+	SelftestStart    *ebpf.Variable `ebpf:"selftest_start"`
+	TableLevels      *ebpf.Variable `ebpf:"table_levels"`
+	TaskStorage      *ebpf.Variable `ebpf:"task_storage"`
+	TraceSelf        *ebpf.Variable `ebpf:"trace_self"`
+	WakeBytes        *ebpf.Variable `ebpf:"wake_bytes"`
+	WantedAccess     *ebpf.Variable `ebpf:"wanted_access"`
+	WantedKinds      *ebpf.Variable `ebpf:"wanted_kinds"`
+	WantedMajor      *ebpf.Variable `ebpf:"wanted_major"`
+	WantedMode       *ebpf.Variable `ebpf:"wanted_mode"`
+	WantedUid        *ebpf.Variable `ebpf:"wanted_uid"`
+	WatchingSinceNs  *ebpf.Variable `ebpf:"watching_since_ns"`
 }
 
 // faultPrograms contains all programs after they have been loaded into the kernel.

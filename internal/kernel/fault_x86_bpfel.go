@@ -56,35 +56,43 @@ type faultExePattern struct {
 }
 
 type faultFaultRecord struct {
-	_        structs.HostLayout
-	Type     uint32
-	Cpu      uint32
-	StartNs  uint64
-	EndNs    uint64
-	Address  uint64
-	Ip       uint64
-	VmaStart uint64
-	VmaEnd   uint64
-	VmaPgoff uint64
-	VmaFlags uint64
-	File     faultNameKey
-	HostPid  uint32
-	HostTid  uint32
-	Pid      uint32
-	Tid      uint32
-	InnerPid uint32
-	InnerTid uint32
-	Flags    uint32
-	Attempts uint16
-	Known    uint16
-	Mode     uint8
-	Access   uint8
-	Result   uint8
-	Major    uint8
-	Label    uint8
-	Pad      [3]uint8
-	Comm     [16]int8
-	Process  [16]int8
+	_           structs.HostLayout
+	Type        uint32
+	Cpu         uint32
+	StartNs     uint64
+	EndNs       uint64
+	Address     uint64
+	Ip          uint64
+	VmaStart    uint64
+	VmaEnd      uint64
+	VmaPgoff    uint64
+	VmaFlags    uint64
+	File        faultNameKey
+	HostPid     uint32
+	HostTid     uint32
+	Pid         uint32
+	Tid         uint32
+	InnerPid    uint32
+	InnerTid    uint32
+	Flags       uint32
+	Attempts    uint16
+	Known       uint16
+	Mode        uint8
+	Access      uint8
+	Result      uint8
+	Major       uint8
+	Label       uint8
+	Backing     uint8
+	Kind        uint8
+	Uffd        uint8
+	EntryBefore uint64
+	EntryAfter  uint64
+	LevelBefore uint8
+	LevelAfter  uint8
+	Missing     uint8
+	Pad         [5]uint8
+	Comm        [16]int8
+	Process     [16]int8
 }
 
 type faultNameKey struct {
@@ -109,6 +117,7 @@ type faultTaskState struct {
 	HostPidTgid uint64
 	MinFlt      uint64
 	MajFlt      uint64
+	Pgd         uint64
 	CommKey     [4]uint64
 	ExeKey      uint64
 	VmaMm       uint64
@@ -162,6 +171,7 @@ const (
 	faultVarArmed                    = "armed"
 	faultVarCommPatternList          = "comm_pattern_list"
 	faultVarCommPatterns             = "comm_patterns"
+	faultVarDirectMap                = "direct_map"
 	faultVarExePatternList           = "exe_pattern_list"
 	faultVarExePatterns              = "exe_patterns"
 	faultVarFilterAccess             = "filter_access"
@@ -192,10 +202,12 @@ const (
 	faultVarSelfTgid                 = "self_tgid"
 	faultVarSelftestEnd              = "selftest_end"
 	faultVarSelftestStart            = "selftest_start"
+	faultVarTableLevels              = "table_levels"
 	faultVarTaskStorage              = "task_storage"
 	faultVarTraceSelf                = "trace_self"
 	faultVarWakeBytes                = "wake_bytes"
 	faultVarWantedAccess             = "wanted_access"
+	faultVarWantedKinds              = "wanted_kinds"
 	faultVarWantedMajor              = "wanted_major"
 	faultVarWantedMode               = "wanted_mode"
 	faultVarWantedUid                = "wanted_uid"
@@ -290,6 +302,7 @@ type faultVariableSpecs struct {
 	Armed           *ebpf.VariableSpec `ebpf:"armed"`
 	CommPatternList *ebpf.VariableSpec `ebpf:"comm_pattern_list"`
 	CommPatterns    *ebpf.VariableSpec `ebpf:"comm_patterns"`
+	DirectMap       *ebpf.VariableSpec `ebpf:"direct_map"`
 	ExePatternList  *ebpf.VariableSpec `ebpf:"exe_pattern_list"`
 	ExePatterns     *ebpf.VariableSpec `ebpf:"exe_patterns"`
 	FilterAccess    *ebpf.VariableSpec `ebpf:"filter_access"`
@@ -320,10 +333,12 @@ type faultVariableSpecs struct {
 	SelfTgid        *ebpf.VariableSpec `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.VariableSpec `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.VariableSpec `ebpf:"selftest_start"`
+	TableLevels     *ebpf.VariableSpec `ebpf:"table_levels"`
 	TaskStorage     *ebpf.VariableSpec `ebpf:"task_storage"`
 	TraceSelf       *ebpf.VariableSpec `ebpf:"trace_self"`
 	WakeBytes       *ebpf.VariableSpec `ebpf:"wake_bytes"`
 	WantedAccess    *ebpf.VariableSpec `ebpf:"wanted_access"`
+	WantedKinds     *ebpf.VariableSpec `ebpf:"wanted_kinds"`
 	WantedMajor     *ebpf.VariableSpec `ebpf:"wanted_major"`
 	WantedMode      *ebpf.VariableSpec `ebpf:"wanted_mode"`
 	WantedUid       *ebpf.VariableSpec `ebpf:"wanted_uid"`
@@ -389,6 +404,7 @@ type faultVariables struct {
 	Armed           *ebpf.Variable `ebpf:"armed"`
 	CommPatternList *ebpf.Variable `ebpf:"comm_pattern_list"`
 	CommPatterns    *ebpf.Variable `ebpf:"comm_patterns"`
+	DirectMap       *ebpf.Variable `ebpf:"direct_map"`
 	ExePatternList  *ebpf.Variable `ebpf:"exe_pattern_list"`
 	ExePatterns     *ebpf.Variable `ebpf:"exe_patterns"`
 	FilterAccess    *ebpf.Variable `ebpf:"filter_access"`
@@ -419,10 +435,12 @@ type faultVariables struct {
 	SelfTgid        *ebpf.Variable `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.Variable `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.Variable `ebpf:"selftest_start"`
+	TableLevels     *ebpf.Variable `ebpf:"table_levels"`
 	TaskStorage     *ebpf.Variable `ebpf:"task_storage"`
 	TraceSelf       *ebpf.Variable `ebpf:"trace_self"`
 	WakeBytes       *ebpf.Variable `ebpf:"wake_bytes"`
 	WantedAccess    *ebpf.Variable `ebpf:"wanted_access"`
+	WantedKinds     *ebpf.Variable `ebpf:"wanted_kinds"`
 	WantedMajor     *ebpf.Variable `ebpf:"wanted_major"`
 	WantedMode      *ebpf.Variable `ebpf:"wanted_mode"`
 	WantedUid       *ebpf.Variable `ebpf:"wanted_uid"`

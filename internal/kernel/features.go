@@ -85,6 +85,9 @@ type Features struct {
 
 	// TaskStorage: task-local storage in tracing programs (5.13).
 	TaskStorage bool
+	// Witness is whether page tables can be read, and PageTables how.
+	Witness    Support
+	PageTables PageTables
 }
 
 // flagTable is FAULT_FLAG_* as in Linux 5.9 to 5.13, when they were macros and so

@@ -73,7 +73,7 @@ func Open(plan Plan, opt Options) (*Live, error) {
 func (l *Live) start(opt Options, sys *System) error {
 	flt := &opt.Filter
 	// Accounting for faults that no record exists of cannot ask for their address.
-	l.recordFilter = flt.AddrEnd != 0 || flt.Mode != nil || flt.Access != nil || flt.Major != nil || flt.MinLatency != 0
+	l.recordFilter = flt.AddrEnd != 0 || flt.Mode != nil || flt.Access != nil || flt.Major != nil || len(flt.Kinds) > 0 || flt.MinLatency != 0
 	l.decoder = newDecoder(uint64(os.Getpagesize()))
 	var err error
 	if l.reader, err = ringbuf.NewReader(l.coll.Maps[faultMapRecords]); err != nil {

@@ -242,7 +242,14 @@ func (f *Features) variables(opt Options) (map[string]any, error) {
 		faultVarAddrStart:       flt.AddrStart,
 		faultVarAddrEnd:         flt.AddrEnd,
 		faultVarMinLatencyNs:    uint64(flt.MinLatency),
+		faultVarDirectMap:       f.PageTables.DirectMap,
+		faultVarTableLevels:     f.PageTables.Levels,
 	}
+	var kinds uint32
+	for _, k := range flt.Kinds {
+		kinds |= 1 << k
+	}
+	vars[faultVarWantedKinds] = kinds
 	if flt.UID != nil {
 		vars[faultVarFilterUid] = true
 		vars[faultVarWantedUid] = *flt.UID

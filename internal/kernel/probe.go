@@ -44,6 +44,7 @@ func Probe(hooks ...Hook) (Features, System) {
 	f.TaskStorage = features.HaveMapType(ebpf.TaskStorage) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnTaskStorageGet) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnGetCurrentTaskBtf) == nil
+	f.PageTables, f.Witness = probePageTables()
 	if wants(Fentry) {
 		f.Trampolines = probeTrampoline(&sys)
 	}

@@ -38,6 +38,8 @@ func (o *Options) validate() error {
 	switch {
 	case flt.Access != nil:
 		return errors.New("filtering by access: perf events do not tell read, write and exec apart: " + remedy)
+	case len(flt.Kinds) > 0:
+		return errors.New("filtering by kind: perf events do not tell what the kernel did: " + remedy)
 	case flt.Mode != nil && *flt.Mode == fault.Remote:
 		return errors.New("filtering by mode: perf events do not fire for remote faults: " + remedy)
 	case flt.MinLatency > 0 && o.NoEntries:
@@ -377,7 +379,7 @@ func (s *Session) describe(cpus int) error {
 		info.Blind = append(info.Blind, "why a fault failed")
 	}
 	info.Blind = append(info.Blind,
-		"remote faults (get_user_pages)", "read, write or exec", "fault flags", "attempts")
+		"remote faults (get_user_pages)", "read, write or exec", "kinds", "fault flags", "attempts")
 	if s.opt.Filter.UID != nil {
 		info.Blind = append(info.Blind, "the user of a process that ends within milliseconds: its parent's is taken")
 	}

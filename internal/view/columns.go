@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
+
 	"faultsnoop/internal/fault"
 )
 
@@ -139,6 +141,29 @@ var Columns = []Column{
 	{
 		Name: "result", Title: "RESULT", Width: 8, left: true, Help: "ok, sigbus, sigsegv, oom, hwpoison, interrupted or efault",
 		key: "result", raw: known(fault.HasResult, func(b []byte, f *fault.Fault) []byte { return append(b, f.Result.String()...) }), quoted: true,
+	},
+	{
+		Name: "kind", Title: "KIND", Width: 8, left: true, Help: "what the kernel did: anon, zero, thp, file, cow-file, cow, reuse, mkwrite, shmem, swap, hugetlb, numa, uffd, device or spurious",
+		key: "kind", raw: known(fault.HasKind, func(b []byte, f *fault.Fault) []byte { return append(b, f.Kind.String()...) }), quoted: true,
+	},
+	{
+		Name: "kind_by", Title: "BY", Width: 8, left: true, Help: "exact: the page table told the kind; inferred: the mapping and the access did",
+		key: "kind_by", raw: known(fault.HasKind, appendKindBy), quoted: true,
+	},
+	{
+		Name: "page_size", Title: "SIZE", Width: 4, Help: "what was mapped at once: 4K, 2M, 1G; bytes in CSV and JSON",
+		key: "page_size", raw: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PageSize()) }),
+		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return append(b, units.CustomSize("%.0f%s", float64(f.PageSize()), 1024, []string{"B", "K", "M", "G"})...) }),
+	},
+	{
+		Name: "pte_before", Title: "PTE BEFORE(hex)", Width: 16, Help: "page-table entry that the fault found, without its frame",
+		key: "pte_before", raw: known(fault.HasBefore, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.EntryBefore) }), quoted: true,
+		text: known(fault.HasBefore, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.EntryBefore, 16) }),
+	},
+	{
+		Name: "pte_after", Title: "PTE AFTER(hex)", Width: 16, Help: "the entry that it left, without its frame",
+		key: "pte_after", raw: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.EntryAfter) }), quoted: true,
+		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.EntryAfter, 16) }),
 	},
 	{
 		Name: "latency", Title: "LAT", Width: 6, Help: "from the first entry into the kernel's handler to the last exit; nanoseconds in CSV and JSON",
@@ -340,6 +365,13 @@ func appendAccess(_ *Encoder, b []byte, f *fault.Fault) []byte {
 		return b
 	}
 	return append(b, f.Access.String()...)
+}
+
+func appendKindBy(b []byte, f *fault.Fault) []byte {
+	if f.KindExact {
+		return append(b, "exact"...)
+	}
+	return append(b, "inferred"...)
 }
 
 func appendHow(_ *Encoder, b []byte, f *fault.Fault) []byte {
