@@ -29,6 +29,7 @@
 #include "task.h"
 #include "vma.h"
 #include "classify.h"
+#include "stat.h"
 #include "filter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -104,6 +105,10 @@ static __always_inline void emit(struct task_state *st)
 		return;
 	}
 	tally(&c->matched, rec);
+	if (count_only) {
+		count_fault(rec, current_task());
+		return;
+	}
 	if (sample > 1) {
 		__sync_fetch_and_add(&sample_seq, 1);
 		if (sample_seq % sample != 1)
@@ -245,7 +250,18 @@ static __always_inline void look_before(struct task_state *st)
 		return;
 	rec->entry_before = e.value;
 	rec->level_before = e.level;
+	rec->present = e.present;
 	rec->known |= KNOWN_BEFORE;
+}
+
+/* How many pages a fault has mapped, of 16; one that was mapped already counts too. */
+static __always_inline __u16 pages_mapped(__u16 new)
+{
+	__u16 n = 0;
+
+	for (int i = 0; i < AROUND; i++)
+		n += new >> i & 1;
+	return n ?: 1;
 }
 
 /* Reads the page table as the fault leaves it, and says what was done. */
@@ -267,6 +283,7 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 		e.after = read_entry(st->pgd, rec->address, direct_map, table_levels);
 		rec->entry_after = e.after.value;
 		rec->level_after = e.after.level;
+		rec->pages = pages_mapped(e.after.present & ~rec->present);
 		rec->known |= e.after.known ? KNOWN_AFTER : 0;
 	}
 	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))

@@ -62,6 +62,7 @@ enum kind {
 	KIND_UFFD,
 	KIND_DEVICE,
 	KIND_SPURIOUS,
+	KINDS,
 };
 
 /* Where the pages of a mapping come from. */
@@ -129,7 +130,10 @@ struct fault_record {
 	__u64 entry_before, entry_after; /* of the page table, as the hardware defines them */
 	__u8 level_before, level_after;	 /* 0: a page, 1: 2 MiB, 2: 1 GiB */
 	__u8 missing;			 /* the exception said that nothing was mapped */
-	__u8 pad[5];
+	__u8 pad;
+	/* Pages that were mapped by it, within 64 KiB around the address. */
+	__u16 pages;
+	__u16 present; /* which of these were mapped before */
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };
@@ -155,6 +159,54 @@ struct counters {
 	__u64 lost_children;	/* processes that could not be followed */
 	__u64 filtered;
 	__u64 untimed; /* records of completions that were not heard of */
+};
+
+/* How often, and what it cost. */
+struct cost {
+	__u64 minor, major, failed, unknown;
+	__u64 ns; /* of all but the untimed ones */
+	__u64 max_ns;
+	__u64 untimed;
+	__u64 bytes; /* mapped, as far as page tables can be read */
+};
+
+/* Latency histograms: 32 buckets to each power of two, up to 2^41 ns. */
+#define HIST_SUB_BITS 5
+#define HIST_SUB 32
+#define HIST_BUCKETS (HIST_SUB * 37)
+
+struct kind_row {
+	struct cost cost;
+	__u64 buckets[HIST_BUCKETS];
+};
+
+/* What a table has a row for each of. The order is that of aggregate.By in Go. */
+enum by {
+	BY_PROCESS,
+	BY_THREAD,
+	BY_KIND,
+	BY_FILE,
+	BY_MAPPING,
+	BY_PAGE,
+	BY_CGROUP,
+	BY_UID,
+	BY_CPU,
+	BY_ACCESS,
+	BY_MODE,
+	BY_RESULT,
+};
+
+#define MAX_STAT_TABLES 4
+
+/* One row of one table; what the table is not by is zero. */
+struct stat_key {
+	__u32 table;
+	__u32 id;    /* pid, tid, uid, CPU or the value of an enum */
+	__u64 value; /* pid of a thread, address of a page or a mapping, id of a cgroup */
+	struct name_key file;
+	char name[COMM_LEN];
+	__u8 label;
+	__u8 pad[7];
 };
 
 /* A comm pattern, compared at each of 16 offsets of the 16-byte name. */

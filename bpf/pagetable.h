@@ -133,7 +133,25 @@ struct table_entry {
 	__u64 value;
 	__u8 level; /* 0: a page, 1: 2 MiB, 2: 1 GiB; of an empty entry, where it is missing */
 	bool known;
+	/* Of a page: which of the 16 around it, aligned, are mapped. */
+	__u16 present;
 };
+
+#define AROUND 16 /* entries: 64 KiB, as much as the kernel maps around a fault */
+
+/* Reads the entries around one of the last level. */
+static __always_inline void read_around(__u64 table, __u64 index, struct table_entry *found)
+{
+	__u64 entries[AROUND];
+
+	if (bpf_probe_read_kernel(entries, sizeof(entries),
+				  (void *)(table + (index & ~(AROUND - 1ULL)) * 8)))
+		return;
+	for (int i = 0; i < AROUND; i++)
+		found->present |= entry_present(entries[i]) << i;
+	found->value = entries[index & (AROUND - 1)];
+	found->known = true;
+}
 
 static __always_inline struct table_entry read_entry(__u64 pgd, __u64 address, __u64 base,
 						     __u8 levels)
@@ -146,9 +164,13 @@ static __always_inline struct table_entry read_entry(__u64 pgd, __u64 address, _
 
 		if (level >= levels)
 			continue;
+		if (!level) {
+			read_around(table, index, &found);
+			return found;
+		}
 		if (bpf_probe_read_kernel(&value, sizeof(value), (void *)(table + index * 8)))
 			return found;
-		if (!level || !entry_is_table(value)) {
+		if (!entry_is_table(value)) {
 			found.value = value;
 			found.level = level;
 			found.known = true;

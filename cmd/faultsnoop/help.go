@@ -13,15 +13,17 @@ import (
 const helpWidth = 100
 
 // setGroupedHelp replaces cobra's single list of flags.
-func setGroupedHelp(cmd *cobra.Command, groups []flagGroup) {
+func setGroupedHelp(cmd *cobra.Command, groups []flagGroup, columns bool) {
 	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
 		var b strings.Builder
 		fmt.Fprintf(&b, "Usage:\n  %s\n\nExamples:\n%s\n", cmd.UseLine(), cmd.Example)
 		for _, g := range groups {
 			fmt.Fprintf(&b, "\n%s\n%s", g.title, g.flags.FlagUsagesWrapped(helpWidth))
 		}
-		b.WriteString("\n")
-		writeColumns(&b)
+		if columns {
+			b.WriteString("\n")
+			writeColumns(&b)
+		}
 		_, err := fmt.Fprint(cmd.OutOrStdout(), b.String())
 		return err
 	})

@@ -53,7 +53,7 @@ type liveFault struct {
 	Result   *string
 	Kind     *string
 	KindBy   *string `json:"kind_by"`
-	Latency  *int64 `json:"latency_ns"`
+	Latency  *int64  `json:"latency_ns"`
 	VMA      *struct {
 		Start, End  *hexNumber
 		PgOff       *uint64

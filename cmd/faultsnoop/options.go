@@ -51,8 +51,8 @@ type flagGroup struct {
 	flags *pflag.FlagSet
 }
 
-// register adds the flags to cmd in the groups of its help text.
-func (o *traceOptions) register(cmd *cobra.Command) {
+// targetFlags say whose faults.
+func (o *traceOptions) targetFlags() *pflag.FlagSet {
 	target := pflag.NewFlagSet("target", pflag.ContinueOnError)
 	target.VarP(eachInto(&o.pids, parseID), "pid", "p", "trace process `PID` with all its threads (repeatable, or a list with commas)")
 	target.VarP(eachInto(&o.tids, parseID), "tid", "t", "trace the single thread `TID` (repeatable)")
@@ -61,7 +61,11 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	target.Var(intoPtr(&o.uid, parseUser), "uid", "trace tasks of user `NAME` or number")
 	target.BoolVar(&o.children, "children", false, "follow forks (the default with -p and with -- COMMAND; --children=false does not)")
 	target.BoolVar(&o.self, "self", false, "trace faultsnoop itself too")
+	return target
+}
 
+// filterFlags say which faults.
+func (o *traceOptions) filterFlags() *pflag.FlagSet {
 	filter := pflag.NewFlagSet("filter", pflag.ContinueOnError)
 	filter.BoolVar(&o.major, "major", false, "major faults only: the page had to be waited for")
 	filter.BoolVar(&o.minor, "minor", false, "minor faults only")
@@ -70,7 +74,19 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	filter.Var(eachInto(&o.kinds, oneOf(fault.Names[fault.Kind](), fault.ParseKind)), "kind", "faults of `KIND` only, as in cow or anon,thp; see --columns kind (repeatable)")
 	filter.Var(into(&o.addr, parseRange), "addr", "faults at addresses `START-END` only, in hexadecimal, END not included")
 	filter.Var(into(&o.minLatency, parseDuration), "min-latency", "faults that took at least `DURATION` only, as in 100us")
+	return filter
+}
 
+// advancedFlags say how to hear of them.
+func (o *traceOptions) advancedFlags() *pflag.FlagSet {
+	advanced := pflag.NewFlagSet("advanced", pflag.ContinueOnError)
+	advanced.Var(into(&o.hook, oneOf(hookNames(), parseHook)), "hook", "insist on `HOOK` fentry, kprobe, tracepoint or perf instead of the best that works")
+	advanced.Var(into(&o.buffer, parseSize), "buffer", "buffer of `SIZE` between kernel and faultsnoop, as in 16M; a larger one loses less")
+	return advanced
+}
+
+// register adds the flags to cmd in the groups of its help text.
+func (o *traceOptions) register(cmd *cobra.Command) {
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
 	output.Var(into(&o.columns, parseColumns), "columns", "show these columns or presets: `A,B,C` as listed below")
 	output.BoolVar(&o.json, "json", false, "one JSON object a line: header, faults, losses, summary")
@@ -78,23 +94,33 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
 
-	advanced := pflag.NewFlagSet("advanced", pflag.ContinueOnError)
+	advanced := o.advancedFlags()
 	advanced.Var(into(&o.sample, parseCount), "sample", "show every `N`th record only; the counts stay exact")
-	advanced.Var(into(&o.hook, oneOf(hookNames(), parseHook)), "hook", "insist on `HOOK` fentry, kprobe, tracepoint or perf instead of the best that works")
-	advanced.Var(into(&o.buffer, parseSize), "buffer", "buffer of `SIZE` between kernel and faultsnoop, as in 16M; a larger one loses less")
 
-	groups := []flagGroup{{"TARGET", target}, {"FILTER", filter}, {"OUTPUT", output}, {"ADVANCED", advanced}}
+	o.addGroups(cmd, []flagGroup{
+		{"TARGET", o.targetFlags()}, {"FILTER", o.filterFlags()}, {"OUTPUT", output}, {"ADVANCED", advanced},
+	}, true)
+	complete(cmd, "columns", view.Names())
+}
+
+// addGroups adds the flags to cmd, and the columns to its help if it has them.
+func (o *traceOptions) addGroups(cmd *cobra.Command, groups []flagGroup, columns bool) {
 	for _, g := range groups {
 		g.flags.SortFlags = false
 		cmd.Flags().AddFlagSet(g.flags)
 	}
-	setGroupedHelp(cmd, groups)
+	setGroupedHelp(cmd, groups, columns)
 	for flag, words := range map[string][]string{
-		"mode": fault.Names[fault.Mode](), "access": fault.Names[fault.Access](), "kind": fault.Names[fault.Kind](), "hook": hookNames(), "columns": view.Names(),
+		"mode": fault.Names[fault.Mode](), "access": fault.Names[fault.Access](), "kind": fault.Names[fault.Kind](), "hook": hookNames(),
 	} {
-		// It fails only for a flag that does not exist.
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+		complete(cmd, flag, words)
 	}
+}
+
+// complete has a shell offer words for a flag.
+func complete(cmd *cobra.Command, flag string, words []string) {
+	// It fails only for a flag that does not exist.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func hookNames() []string {

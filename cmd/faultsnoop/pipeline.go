@@ -27,17 +27,16 @@ type source interface {
 // opener opens the source that sourceOptions describe.
 type opener func(sourceOptions, *slog.Logger) (source, error)
 
-// pipeline moves batches from a source to an output.
+// pipeline moves batches from a source to whoever takes them.
 type pipeline struct {
-	src   source
-	enc   *view.Encoder
-	out   *output
-	limit uint64 // of records, 0 for none
-
-	printed uint64
+	src source
+	out *output
+	// take is called for each batch; done reports that nothing more is wanted.
+	take func(*fault.Batch) error
+	done func() bool
 }
 
-// run goes on until ctx is done, the limit is reached or the output is gone.
+// run goes on until ctx is done, nothing more is wanted or the output is gone.
 // Then it stops the source and takes what is left in it.
 func (p *pipeline) run(ctx context.Context) error {
 	for stopped := false; ; {
@@ -50,7 +49,9 @@ func (p *pipeline) run(ctx context.Context) error {
 		}
 		batch, err := p.src.Next(ctx)
 		if batch != nil {
-			p.take(batch)
+			if err := p.take(batch); err != nil {
+				return err
+			}
 		}
 		switch {
 		case errors.Is(err, io.EOF):
@@ -63,12 +64,21 @@ func (p *pipeline) run(ctx context.Context) error {
 	}
 }
 
+// printer writes records.
+type printer struct {
+	enc   *view.Encoder
+	out   *output
+	limit uint64 // of records, 0 for none
+
+	printed uint64
+}
+
 // done reports that nothing more can be shown.
-func (p *pipeline) done() bool {
+func (p *printer) done() bool {
 	return p.out.err != nil || (p.limit > 0 && p.printed >= p.limit)
 }
 
-func (p *pipeline) take(batch *fault.Batch) {
+func (p *printer) take(batch *fault.Batch) error {
 	for i := range batch.Faults {
 		if p.done() {
 			break
@@ -85,6 +95,7 @@ func (p *pipeline) take(batch *fault.Batch) {
 		}
 	}
 	p.out.settle(len(batch.Faults) == 0)
+	return nil
 }
 
 const (

@@ -119,7 +119,7 @@ func newRootCmd(open opener) *cobra.Command {
 		}
 		return usagef("%w; \"%s --help\" lists the flags", err, cmd.CommandPath())
 	})
-	root.AddCommand(newTraceCmd(open), newDoctorCmd(), newWorkloadCmd())
+	root.AddCommand(newTraceCmd(open), newStatCmd(open), newDoctorCmd(), newWorkloadCmd())
 	for _, cmd := range root.Commands() {
 		markUsageErrors(cmd)
 	}

@@ -24,6 +24,9 @@ type sourceOptions struct {
 	Command    []string
 	// Buffer is the size of the ring buffer in bytes, 0 for the default.
 	Buffer int
+	// CountOnly has faults counted where they happen, with these tables.
+	CountOnly bool
+	Tables    []fault.By
 }
 
 // openSource opens the best hook that works, or the one insisted on. A hook that
@@ -37,6 +40,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 	opt := kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
 		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
+		CountOnly: o.CountOnly, Tables: o.Tables,
 	}
 	plans, err := features.Plans(opt)
 	if err != nil {

@@ -51,15 +51,7 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
   faultsnoop trace --columns pte -c python        CPU, pid, comm, address and page offset
   faultsnoop trace --json -d 10s | jq .address    for programs`,
 		DisableFlagsInUseLine: true,
-		Args: func(cmd *cobra.Command, args []string) error {
-			switch dash := cmd.ArgsLenAtDash(); {
-			case dash < 0 && len(args) > 0, dash > 0:
-				return usagef("unexpected argument %q: to trace a command write -- in front of it", args[0])
-			case dash == 0 && len(args) == 0:
-				return usagef("there is no command behind --: write one, or leave -- out")
-			}
-			return nil
-		},
+		Args:                  commandArgs,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		filter, err := o.filter(cmd.Flags(), len(args) > 0)
@@ -73,11 +65,22 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 			},
 			out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
 		}
-		return t.trace(cmd.Context(), open)
+		return t.run(cmd.Context(), open, t.follow)
 	}
 	o.register(cmd)
 	cmd.Flags().SetInterspersed(false)
 	return cmd
+}
+
+// commandArgs wants arguments only behind --.
+func commandArgs(cmd *cobra.Command, args []string) error {
+	switch dash := cmd.ArgsLenAtDash(); {
+	case dash < 0 && len(args) > 0, dash > 0:
+		return usagef("unexpected argument %q: to trace a command write -- in front of it", args[0])
+	case dash == 0 && len(args) == 0:
+		return usagef("there is no command behind --: write one, or leave -- out")
+	}
+	return nil
 }
 
 // tracer is one run of the trace command.
@@ -89,10 +92,12 @@ type tracer struct {
 	log    *slog.Logger
 }
 
-// trace starts the command if there is one, opens the source and shows faults to
-// the end. An error of its own leaves no process behind that has not become the
-// command yet.
-func (t *tracer) trace(ctx context.Context, open opener) error {
+// follower is what a command does with a source to its end.
+type follower func(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error
+
+// run starts the command if there is one, opens the source and has it followed. An
+// error of its own leaves no process behind that has not become the command yet.
+func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 	child, err := t.start()
 	if err != nil {
 		return err
@@ -112,7 +117,7 @@ func (t *tracer) trace(ctx context.Context, open opener) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return t.follow(ctx, end, src, child)
+	return follow(ctx, end, src, child)
 }
 
 // start starts the command stopped; without one it returns nil.
@@ -134,30 +139,45 @@ func (t *tracer) start() (*command, error) {
 
 // follow lets the command run and shows faults until the end, then the summary.
 func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
-	p := pipeline{src: src, enc: t.encoder(src.Session()), out: t.out, limit: t.count}
-	t.out.buf = p.enc.AppendHeader(t.out.buf)
+	to := printer{enc: t.encoder(src.Session()), out: t.out, limit: t.count}
+	p := pipeline{src: src, out: t.out, take: to.take, done: to.done}
+	t.out.buf = to.enc.AppendHeader(t.out.buf)
 	t.out.flush()
-	if child != nil {
-		if err := child.Release(); err != nil {
-			return err
-		}
-		go func() {
-			<-child.Ended()
-			end(errors.New("the command has ended"))
-		}()
+	if err := t.release(child, end); err != nil {
+		return err
 	}
-	if t.duration > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, t.duration)
-		defer cancel()
-	}
+	ctx, cancel := t.limit(ctx)
+	defer cancel()
 	begin := time.Now()
 	err := t.runReporting(ctx, &p)
-	sum := view.Summary{Printed: p.printed, Duration: time.Since(begin), Hook: src.Session().Hook}
-	if err := errors.Join(err, t.conclude(&p, &sum)); err != nil {
+	sum := view.Summary{Printed: to.printed, Duration: time.Since(begin), Hook: src.Session().Hook}
+	if err := errors.Join(err, t.conclude(&to, src, &sum)); err != nil {
 		return t.abandon(err, child)
 	}
 	return t.result(child)
+}
+
+// release lets the command run, whose end is the end of tracing.
+func (t *tracer) release(child *command, end context.CancelCauseFunc) error {
+	if child == nil {
+		return nil
+	}
+	if err := child.Release(); err != nil {
+		return err
+	}
+	go func() {
+		<-child.Ended()
+		end(errors.New("the command has ended"))
+	}()
+	return nil
+}
+
+// limit ends ctx after the duration asked for.
+func (t *tracer) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if t.duration == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, t.duration)
 }
 
 // runReporting runs the pipeline while losses are reported beside it.
@@ -171,13 +191,13 @@ func (t *tracer) runReporting(ctx context.Context, p *pipeline) error {
 }
 
 // conclude writes the summary, also when something has failed before.
-func (t *tracer) conclude(p *pipeline, sum *view.Summary) error {
-	counters, err := p.src.Counters()
+func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
+	counters, err := src.Counters()
 	if err != nil {
 		return errors.Join(t.out.failure(), fmt.Errorf("reading the counters: %w", err))
 	}
 	sum.Counters = counters
-	t.out.buf = p.enc.AppendSummary(t.out.buf, sum)
+	t.out.buf = to.enc.AppendSummary(t.out.buf, sum)
 	t.out.flush()
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())

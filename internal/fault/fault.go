@@ -30,7 +30,7 @@ const (
 	HasInnerIDs                   // InnerPID and InnerTID
 	HasKind                       // Kind
 	HasBefore                     // EntryBefore
-	HasAfter                      // EntryAfter and Level
+	HasAfter                      // EntryAfter, Level and Pages
 )
 
 // Fault is one page fault, from the first entry into the kernel's handler to the
@@ -83,6 +83,9 @@ type Fault struct {
 	EntryBefore, EntryAfter uint64
 	// Level is that of EntryAfter: 0 for a page, 1 for 2 MiB, 2 for 1 GiB.
 	Level uint8
+	// Pages were mapped by the fault, of the 16 aligned ones around the address. With
+	// those of other threads that faulted among them at the same time.
+	Pages uint16
 }
 
 // VMA is the memory mapping that holds the faulting address.
@@ -141,6 +144,14 @@ func (f *Fault) PageSize() uint64 {
 		return 0
 	}
 	return 4096 << (9 * f.Level)
+}
+
+// Mapped is how many bytes the fault has mapped, 0 if that is not known.
+func (f *Fault) Mapped() uint64 {
+	if f.Level > 0 || !f.Is(HasAfter) {
+		return f.PageSize()
+	}
+	return f.PageSize() * uint64(f.Pages)
 }
 
 // OK reports whether the kernel resolved the fault and so counted it in

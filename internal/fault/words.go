@@ -115,13 +115,15 @@ func ParseKind(s string) (Kind, bool) {
 }
 
 // Names are the words a filter accepts, in the order of their values.
-func Names[T Mode | Access | Result | Kind]() []string {
+func Names[T Mode | Access | Result | Kind | By]() []string {
 	var v T
 	switch any(v).(type) {
 	case Mode:
 		return modeNames[:]
 	case Access:
 		return accessNames[:]
+	case By:
+		return byNames[:]
 	case Kind:
 		return kindNames[Anon:] // unknown is no kind that a fault has
 	default:

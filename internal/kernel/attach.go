@@ -40,6 +40,7 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 		}
 	}
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
+	spec.Maps[faultMapStatRows].MaxEntries = uint32(p.StatRows)
 	if p.TaskStorage {
 		spec.Maps[faultMapStatesByTask].MaxEntries = 1
 		return nil

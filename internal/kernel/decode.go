@@ -115,7 +115,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		IP:       r.Ip,
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
-		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter,
+		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages,
 	}
 	if f.Is(fault.HasKind) {
 		f.Kind, f.KindExact = fault.Kind(r.Kind), f.Is(fault.HasBefore)
@@ -147,23 +147,26 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 }
 
 func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
-	switch r.Label {
-	case labelAnon:
-		f.VMA.Label = "[anon]"
-	case labelHeap:
-		f.VMA.Label = "[heap]"
-	case labelStack:
-		f.VMA.Label = "[stack]"
-	case labelFile:
-		name, ok := d.names[r.File]
-		if !ok {
-			return
-		}
-		f.VMA.Label = name
-	default:
-		return
+	if label, ok := d.labelOf(r.Label, &r.File); ok {
+		f.VMA.Label = label
+		f.Known |= fault.HasLabel
 	}
-	f.Known |= fault.HasLabel
+}
+
+// labelOf is the name for one of enum label.
+func (d *decoder) labelOf(label uint8, file *faultNameKey) (string, bool) {
+	switch label {
+	case labelAnon:
+		return "[anon]", true
+	case labelHeap:
+		return "[heap]", true
+	case labelStack:
+		return "[stack]", true
+	case labelFile:
+		name, ok := d.names[*file]
+		return name, ok
+	}
+	return "", false
 }
 
 // forgetNames starts over when very many files have been seen: first here, then

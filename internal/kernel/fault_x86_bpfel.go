@@ -21,6 +21,18 @@ type faultCommPattern struct {
 	HiMask uint64
 }
 
+type faultCost struct {
+	_       structs.HostLayout
+	Minor   uint64
+	Major   uint64
+	Failed  uint64
+	Unknown uint64
+	Ns      uint64
+	MaxNs   uint64
+	Untimed uint64
+	Bytes   uint64
+}
+
 type faultCounters struct {
 	_       structs.HostLayout
 	Matched struct {
@@ -90,9 +102,17 @@ type faultFaultRecord struct {
 	LevelBefore uint8
 	LevelAfter  uint8
 	Missing     uint8
-	Pad         [5]uint8
+	Pad         uint8
+	Pages       uint16
+	Present     uint16
 	Comm        [16]int8
 	Process     [16]int8
+}
+
+type faultKindRow struct {
+	_       structs.HostLayout
+	Cost    faultCost
+	Buckets [1184]uint64
 }
 
 type faultNameKey struct {
@@ -109,6 +129,17 @@ type faultNameRecord struct {
 	Len  uint32
 	Key  faultNameKey
 	Name [256]int8
+}
+
+type faultStatKey struct {
+	_     structs.HostLayout
+	Table uint32
+	Id    uint32
+	Value uint64
+	File  faultNameKey
+	Name  [16]int8
+	Label uint8
+	Pad   [7]uint8
 }
 
 type faultTaskState struct {
@@ -139,8 +170,11 @@ type faultTaskState struct {
 const (
 	faultMapCgroup                   = "cgroup"
 	faultMapCounts                   = "counts"
+	faultMapKindRows                 = "kind_rows"
 	faultMapNames                    = "names"
+	faultMapOtherRows                = "other_rows"
 	faultMapRecords                  = "records"
+	faultMapStatRows                 = "stat_rows"
 	faultMapStates                   = "states"
 	faultMapStatesByTask             = "states_by_task"
 	faultMapTemplates                = "templates"
@@ -171,6 +205,7 @@ const (
 	faultVarArmed                    = "armed"
 	faultVarCommPatternList          = "comm_pattern_list"
 	faultVarCommPatterns             = "comm_patterns"
+	faultVarCountOnly                = "count_only"
 	faultVarDirectMap                = "direct_map"
 	faultVarExePatternList           = "exe_pattern_list"
 	faultVarExePatterns              = "exe_patterns"
@@ -202,7 +237,9 @@ const (
 	faultVarSelfTgid                 = "self_tgid"
 	faultVarSelftestEnd              = "selftest_end"
 	faultVarSelftestStart            = "selftest_start"
+	faultVarStatTables               = "stat_tables"
 	faultVarTableLevels              = "table_levels"
+	faultVarTablesBy                 = "tables_by"
 	faultVarTaskStorage              = "task_storage"
 	faultVarTraceSelf                = "trace_self"
 	faultVarWakeBytes                = "wake_bytes"
@@ -279,8 +316,11 @@ type faultProgramSpecs struct {
 type faultMapSpecs struct {
 	Cgroup       *ebpf.MapSpec `ebpf:"cgroup"`
 	Counts       *ebpf.MapSpec `ebpf:"counts"`
+	KindRows     *ebpf.MapSpec `ebpf:"kind_rows"`
 	Names        *ebpf.MapSpec `ebpf:"names"`
+	OtherRows    *ebpf.MapSpec `ebpf:"other_rows"`
 	Records      *ebpf.MapSpec `ebpf:"records"`
+	StatRows     *ebpf.MapSpec `ebpf:"stat_rows"`
 	States       *ebpf.MapSpec `ebpf:"states"`
 	StatesByTask *ebpf.MapSpec `ebpf:"states_by_task"`
 	Templates    *ebpf.MapSpec `ebpf:"templates"`
@@ -302,6 +342,7 @@ type faultVariableSpecs struct {
 	Armed           *ebpf.VariableSpec `ebpf:"armed"`
 	CommPatternList *ebpf.VariableSpec `ebpf:"comm_pattern_list"`
 	CommPatterns    *ebpf.VariableSpec `ebpf:"comm_patterns"`
+	CountOnly       *ebpf.VariableSpec `ebpf:"count_only"`
 	DirectMap       *ebpf.VariableSpec `ebpf:"direct_map"`
 	ExePatternList  *ebpf.VariableSpec `ebpf:"exe_pattern_list"`
 	ExePatterns     *ebpf.VariableSpec `ebpf:"exe_patterns"`
@@ -333,7 +374,9 @@ type faultVariableSpecs struct {
 	SelfTgid        *ebpf.VariableSpec `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.VariableSpec `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.VariableSpec `ebpf:"selftest_start"`
+	StatTables      *ebpf.VariableSpec `ebpf:"stat_tables"`
 	TableLevels     *ebpf.VariableSpec `ebpf:"table_levels"`
+	TablesBy        *ebpf.VariableSpec `ebpf:"tables_by"`
 	TaskStorage     *ebpf.VariableSpec `ebpf:"task_storage"`
 	TraceSelf       *ebpf.VariableSpec `ebpf:"trace_self"`
 	WakeBytes       *ebpf.VariableSpec `ebpf:"wake_bytes"`
@@ -367,8 +410,11 @@ func (o *faultObjects) Close() error {
 type faultMaps struct {
 	Cgroup       *ebpf.Map `ebpf:"cgroup"`
 	Counts       *ebpf.Map `ebpf:"counts"`
+	KindRows     *ebpf.Map `ebpf:"kind_rows"`
 	Names        *ebpf.Map `ebpf:"names"`
+	OtherRows    *ebpf.Map `ebpf:"other_rows"`
 	Records      *ebpf.Map `ebpf:"records"`
+	StatRows     *ebpf.Map `ebpf:"stat_rows"`
 	States       *ebpf.Map `ebpf:"states"`
 	StatesByTask *ebpf.Map `ebpf:"states_by_task"`
 	Templates    *ebpf.Map `ebpf:"templates"`
@@ -380,8 +426,11 @@ func (m *faultMaps) Close() error {
 	return _FaultClose(
 		m.Cgroup,
 		m.Counts,
+		m.KindRows,
 		m.Names,
+		m.OtherRows,
 		m.Records,
+		m.StatRows,
 		m.States,
 		m.StatesByTask,
 		m.Templates,
@@ -404,6 +453,7 @@ type faultVariables struct {
 	Armed           *ebpf.Variable `ebpf:"armed"`
 	CommPatternList *ebpf.Variable `ebpf:"comm_pattern_list"`
 	CommPatterns    *ebpf.Variable `ebpf:"comm_patterns"`
+	CountOnly       *ebpf.Variable `ebpf:"count_only"`
 	DirectMap       *ebpf.Variable `ebpf:"direct_map"`
 	ExePatternList  *ebpf.Variable `ebpf:"exe_pattern_list"`
 	ExePatterns     *ebpf.Variable `ebpf:"exe_patterns"`
@@ -435,7 +485,9 @@ type faultVariables struct {
 	SelfTgid        *ebpf.Variable `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.Variable `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.Variable `ebpf:"selftest_start"`
+	StatTables      *ebpf.Variable `ebpf:"stat_tables"`
 	TableLevels     *ebpf.Variable `ebpf:"table_levels"`
+	TablesBy        *ebpf.Variable `ebpf:"tables_by"`
 	TaskStorage     *ebpf.Variable `ebpf:"task_storage"`
 	TraceSelf       *ebpf.Variable `ebpf:"trace_self"`
 	WakeBytes       *ebpf.Variable `ebpf:"wake_bytes"`

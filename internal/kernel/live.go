@@ -37,6 +37,7 @@ type Live struct {
 	decoder  decoder
 	batch    fault.Batch
 	lost     map[string]uint64 // as last reported
+	tables   []fault.By
 	recordFilter,
 	stopped,
 	drained bool
@@ -62,7 +63,7 @@ func Open(plan Plan, opt Options) (*Live, error) {
 		s := sys.refusal("loading the BPF programs", err)
 		return nil, &UnsupportedError{plan.Hook, s}
 	}
-	l := &Live{plan: plan, coll: coll, lost: map[string]uint64{}}
+	l := &Live{plan: plan, coll: coll, lost: map[string]uint64{}, tables: opt.Tables}
 	if err := l.start(opt, &sys); err != nil {
 		l.Close()
 		return nil, err

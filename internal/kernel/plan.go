@@ -22,6 +22,10 @@ type Options struct {
 	Command    []string
 	// RingBytes is the size of the ring buffer, a power of two; 0 is the default.
 	RingBytes int
+	// CountOnly counts in the kernel, with a table for each of Tables (at most
+	// [fault.MaxTables]), and sends no records.
+	CountOnly bool
+	Tables    []fault.By
 }
 
 // Limits of the BPF side (bpf/fault.h).
@@ -49,6 +53,8 @@ type Plan struct {
 	// Variables are the read-only settings of the BPF side.
 	Variables map[string]any
 	RingBytes int
+	// StatRows is how many rows all tables have together.
+	StatRows int
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
 	// Covers and Blind are for the user: what the hook can see and what it cannot.
@@ -157,6 +163,23 @@ func (f *Features) whyNone() string {
 	return strings.Join(why, "; ")
 }
 
+// statRows is room for as many processes, files or mappings as a machine has, and for
+// the pages that a gigabyte has.
+func statRows(tables []fault.By) int {
+	rows := 1 // a map must have some
+	for _, by := range tables {
+		switch by {
+		case fault.ByPage:
+			rows += 1 << 18
+		case fault.ByMapping, fault.ByThread, fault.ByFile, fault.ByProcess:
+			rows += 1 << 14
+		default:
+			rows += 1 << 11
+		}
+	}
+	return rows
+}
+
 func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if hook == Perf {
 		p := Plan{Hook: Perf, Covers: []string{"user"}}
@@ -173,6 +196,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 		Hook:        hook,
 		Variables:   vars,
 		RingBytes:   opt.RingBytes,
+		StatRows:    statRows(opt.Tables),
 		TaskStorage: f.TaskStorage,
 		FlagNames:   f.FaultFlags,
 	}
@@ -244,7 +268,14 @@ func (f *Features) variables(opt Options) (map[string]any, error) {
 		faultVarMinLatencyNs:    uint64(flt.MinLatency),
 		faultVarDirectMap:       f.PageTables.DirectMap,
 		faultVarTableLevels:     f.PageTables.Levels,
+		faultVarCountOnly:       opt.CountOnly,
+		faultVarStatTables:      uint8(len(opt.Tables)),
 	}
+	var tables [fault.MaxTables]uint8
+	for i, by := range opt.Tables {
+		tables[i] = uint8(by)
+	}
+	vars[faultVarTablesBy] = tables
 	var kinds uint32
 	for _, k := range flt.Kinds {
 		kinds |= 1 << k

@@ -16,18 +16,20 @@ import (
 type witnessEvidence struct {
 	_      structs.HostLayout
 	Before struct {
-		_     structs.HostLayout
-		Value uint64
-		Level uint8
-		Known bool
-		_     [6]byte
+		_       structs.HostLayout
+		Value   uint64
+		Level   uint8
+		Known   bool
+		Present uint16
+		_       [4]byte
 	}
 	After struct {
-		_     structs.HostLayout
-		Value uint64
-		Level uint8
-		Known bool
-		_     [6]byte
+		_       structs.HostLayout
+		Value   uint64
+		Level   uint8
+		Known   bool
+		Present uint16
+		_       [4]byte
 	}
 	VmaFlags uint64
 	Backing  uint8

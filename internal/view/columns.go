@@ -153,7 +153,9 @@ var Columns = []Column{
 	{
 		Name: "page_size", Title: "SIZE", Width: 4, Help: "what was mapped at once: 4K, 2M, 1G; bytes in CSV and JSON",
 		key: "page_size", raw: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PageSize()) }),
-		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return append(b, units.CustomSize("%.0f%s", float64(f.PageSize()), 1024, []string{"B", "K", "M", "G"})...) }),
+		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte {
+			return append(b, units.CustomSize("%.0f%s", float64(f.PageSize()), 1024, []string{"B", "K", "M", "G"})...)
+		}),
 	},
 	{
 		Name: "pte_before", Title: "PTE BEFORE(hex)", Width: 16, Help: "page-table entry that the fault found, without its frame",

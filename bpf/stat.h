@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Faults counted where they happen, instead of sent one by one: for each kind with a
+ * histogram of latencies, and in tables by whatever was asked for. What finds no room
+ * in a table is counted in that table's row "other".
+ */
+#ifndef FAULTSNOOP_STAT_H
+#define FAULTSNOOP_STAT_H
+
+#include "ring.h"
+#include "task.h"
+#include <bpf/bpf_core_read.h>
+
+/* Count instead of sending records. */
+const volatile bool count_only;
+
+/* What the tables are by: enum by, and how many there are. */
+const volatile __u8 tables_by[MAX_STAT_TABLES];
+const volatile __u8 stat_tables;
+
+/* One for each enum kind. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, KINDS);
+	__type(key, __u32);
+	__type(value, struct kind_row);
+} kind_rows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1); /* set by user space */
+	__type(key, struct stat_key);
+	__type(value, struct cost);
+} stat_rows SEC(".maps");
+
+/* The rows of each table for what found no room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_STAT_TABLES);
+	__type(key, __u32);
+	__type(value, struct cost);
+} other_rows SEC(".maps");
+
+static __always_inline void add_cost(struct cost *c, const struct fault_record *rec)
+{
+	if (rec->result == RESULT_UNKNOWN)
+		__sync_fetch_and_add(&c->unknown, 1);
+	else if (rec->result != RESULT_OK)
+		__sync_fetch_and_add(&c->failed, 1);
+	else if (rec->major)
+		__sync_fetch_and_add(&c->major, 1);
+	else
+		__sync_fetch_and_add(&c->minor, 1);
+	if (rec->known & KNOWN_AFTER && rec->result == RESULT_OK)
+		__sync_fetch_and_add(&c->bytes, rec->level_after ?
+							4096ULL << 9 * (rec->level_after & 3) :
+							4096ULL * rec->pages);
+	if (rec->known & KNOWN_LATENCY && rec->end_ns >= rec->start_ns) {
+		__u64 ns = rec->end_ns - rec->start_ns;
+
+		__sync_fetch_and_add(&c->ns, ns);
+		/* Two CPUs at once may lose the smaller of two maxima that are close. */
+		if (ns > c->max_ns)
+			c->max_ns = ns;
+	} else {
+		__sync_fetch_and_add(&c->untimed, 1);
+	}
+}
+
+/* The position of the highest bit that is set; v must not be 0. */
+static __always_inline __u32 log2_of(__u64 v)
+{
+	__u32 n = 0;
+
+	for (int step = 32; step; step >>= 1) {
+		if (v >> step) {
+			v >>= step;
+			n += step;
+		}
+	}
+	return n;
+}
+
+/*
+ * Buckets as of aggregate.Histogram in Go: one for each value below 32, then 32 for
+ * each power of two.
+ */
+static __always_inline __u32 bucket_of(__u64 ns)
+{
+	__u32 shift, bucket;
+
+	if (ns < HIST_SUB)
+		return ns;
+	shift = log2_of(ns) - HIST_SUB_BITS;
+	bucket = shift * HIST_SUB + (ns >> shift);
+	return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
+}
+
+static __always_inline void count_kind(const struct fault_record *rec)
+{
+	__u32 kind = rec->known & KNOWN_KIND ? rec->kind : KIND_UNKNOWN;
+	struct kind_row *row = bpf_map_lookup_elem(&kind_rows, &kind);
+	__u32 bucket;
+
+	if (!row)
+		return;
+	add_cost(&row->cost, rec);
+	if (!(rec->known & KNOWN_LATENCY) || rec->end_ns < rec->start_ns)
+		return;
+	bucket = bucket_of(rec->end_ns - rec->start_ns);
+	if (bucket < HIST_BUCKETS)
+		__sync_fetch_and_add(&row->buckets[bucket], 1);
+}
+
+/* Fills the key of a fault in a table by one of enum by. */
+static __always_inline void key_of(struct stat_key *key, __u8 by, const struct fault_record *rec,
+				   struct task_struct *task)
+{
+	switch (by) {
+	case BY_PROCESS:
+		key->id = rec->pid;
+		__builtin_memcpy(key->name, rec->process, COMM_LEN);
+		break;
+	case BY_THREAD:
+		key->id = rec->tid;
+		key->value = rec->pid;
+		__builtin_memcpy(key->name, rec->comm, COMM_LEN);
+		break;
+	case BY_KIND:
+		key->id = rec->known & KNOWN_KIND ? rec->kind : KIND_UNKNOWN;
+		break;
+	case BY_MAPPING:
+		key->id = rec->pid;
+		if (rec->known & KNOWN_VMA)
+			key->value = rec->vma_start;
+		/* fall through */
+	case BY_FILE:
+		key->label = rec->known & KNOWN_VMA ? rec->label : LABEL_UNKNOWN;
+		if (key->label == LABEL_FILE)
+			key->file = rec->file;
+		break;
+	case BY_PAGE:
+		key->id = rec->pid;
+		key->value = rec->address & ~0xfffULL;
+		break;
+	case BY_CGROUP:
+		key->value = bpf_get_current_cgroup_id();
+		break;
+	case BY_UID:
+		key->id = BPF_CORE_READ(task, cred, uid.val);
+		break;
+	case BY_CPU:
+		key->id = rec->cpu;
+		break;
+	case BY_ACCESS:
+		key->id = rec->known & KNOWN_ACCESS ? rec->access : 255;
+		break;
+	case BY_MODE:
+		key->id = rec->mode;
+		break;
+	case BY_RESULT:
+		key->id = rec->result;
+		break;
+	}
+}
+
+static __always_inline void count_in_table(__u32 table, const struct fault_record *rec,
+					   struct task_struct *task)
+{
+	struct stat_key key = { .table = table };
+	struct cost blank = {}, *row;
+
+	key_of(&key, tables_by[table], rec, task);
+	row = bpf_map_lookup_elem(&stat_rows, &key);
+	if (!row) {
+		/* Another CPU may make it at the same time. */
+		bpf_map_update_elem(&stat_rows, &key, &blank, BPF_NOEXIST);
+		row = bpf_map_lookup_elem(&stat_rows, &key);
+	}
+	if (!row)
+		row = bpf_map_lookup_elem(&other_rows, &table);
+	if (row)
+		add_cost(row, rec);
+}
+
+static __always_inline void count_fault(const struct fault_record *rec, struct task_struct *task)
+{
+	count_kind(rec);
+	for (__u32 i = 0; i < MAX_STAT_TABLES; i++) {
+		if (i >= stat_tables)
+			break;
+		count_in_table(i, rec, task);
+	}
+}
+
+#endif

@@ -1,0 +1,118 @@
+package aggregate
+
+import "faultsnoop/internal/fault"
+
+// Counter counts records as the BPF programs count faults.
+type Counter struct {
+	rows  fault.Rows
+	limit int
+}
+
+// NewCounter returns a counter with a table for each of by, of at most limit rows in all.
+func NewCounter(by []fault.By, limit int) *Counter {
+	c := &Counter{limit: limit}
+	for _, b := range by {
+		c.rows.Tables = append(c.rows.Tables, fault.Table{By: b, Rows: map[fault.Key]fault.Cost{}})
+	}
+	return c
+}
+
+// Add counts a fault.
+func (c *Counter) Add(f *fault.Fault) {
+	cost := costOf(f)
+	kind := &c.rows.Kinds[kindOf(f)]
+	kind.Add(&cost)
+	if f.Is(fault.HasLatency) {
+		if kind.Buckets == nil {
+			kind.Buckets = make([]uint64, Buckets)
+		}
+		kind.Buckets[Bucket(f.Latency)]++
+	}
+	for i := range c.rows.Tables {
+		c.addTo(&c.rows.Tables[i], KeyOf(f, c.rows.Tables[i].By), &cost)
+	}
+}
+
+func (c *Counter) addTo(t *fault.Table, key fault.Key, cost *fault.Cost) {
+	row, ok := t.Rows[key]
+	if !ok {
+		if c.limit <= 0 {
+			t.Other.Add(cost)
+			return
+		}
+		c.limit--
+	}
+	row.Add(cost)
+	t.Rows[key] = row
+}
+
+// Rows returns what was counted; it is the counter's and valid until the next Add.
+func (c *Counter) Rows() *fault.Rows { return &c.rows }
+
+func kindOf(f *fault.Fault) fault.Kind {
+	if !f.Is(fault.HasKind) {
+		return fault.KindUnknown
+	}
+	return f.Kind
+}
+
+func costOf(f *fault.Fault) fault.Cost {
+	var c fault.Cost
+	switch {
+	case !f.Is(fault.HasResult):
+		c.Unknown = 1
+	case f.Result != fault.OK:
+		c.Failed = 1
+	case f.Major:
+		c.Major = 1
+	default:
+		c.Minor = 1
+	}
+	if f.OK() {
+		c.Bytes = f.Mapped()
+	}
+	if f.Is(fault.HasLatency) {
+		c.Time, c.Max = f.Latency, f.Latency
+	} else {
+		c.Untimed = 1
+	}
+	return c
+}
+
+// KeyOf is the row that counts a fault in a table. Of the user and the cgroup records
+// know nothing.
+func KeyOf(f *fault.Fault, by fault.By) fault.Key {
+	switch by {
+	case fault.ByProcess:
+		return fault.Key{ID: f.PID, Name: f.Process}
+	case fault.ByThread:
+		return fault.Key{ID: f.TID, Value: uint64(f.PID), Name: f.Comm}
+	case fault.ByKind:
+		return fault.Key{ID: uint32(kindOf(f))}
+	case fault.ByFile, fault.ByMapping:
+		k := fault.Key{Label: f.VMA.Label, Dev: f.VMA.Dev, Inode: f.VMA.Inode}
+		if by == fault.ByMapping {
+			k.ID, k.Value = f.PID, f.VMA.Start
+		}
+		return k
+	case fault.ByPage:
+		const pageMask = 0xfff
+		return fault.Key{ID: f.PID, Value: f.Address &^ pageMask}
+	case fault.ByCPU:
+		return fault.Key{ID: f.CPU}
+	case fault.ByAccess:
+		return known(f, fault.HasAccess, uint32(f.Access))
+	case fault.ByMode:
+		return known(f, fault.HasMode, uint32(f.Mode))
+	case fault.ByResult:
+		return known(f, fault.HasResult, uint32(f.Result))
+	}
+	return fault.Key{ID: fault.Unset}
+}
+
+func known(f *fault.Fault, field fault.Field, value uint32) fault.Key {
+	if !f.Is(field) {
+		value = fault.Unset
+	}
+	return fault.Key{ID: value}
+}

@@ -1,0 +1,103 @@
+package aggregate
+
+import (
+	"maps"
+	"slices"
+
+	"faultsnoop/internal/fault"
+)
+
+// Snapshot is all that was counted up to a moment.
+type Snapshot struct {
+	Rows     *fault.Rows
+	Counters fault.Counters
+}
+
+// Copy returns a snapshot that does not change when more is counted.
+func (s *Snapshot) Copy() Snapshot {
+	c := Snapshot{Rows: &fault.Rows{Kinds: s.Rows.Kinds}, Counters: s.Counters}
+	for i := range c.Rows.Kinds {
+		c.Rows.Kinds[i].Buckets = slices.Clone(s.Rows.Kinds[i].Buckets)
+	}
+	for _, t := range s.Rows.Tables {
+		t.Rows = maps.Clone(t.Rows)
+		c.Rows.Tables = append(c.Rows.Tables, t)
+	}
+	c.Counters.Lost = slices.Clone(s.Counters.Lost)
+	return c
+}
+
+// Since is what was counted after an earlier snapshot of the same source. The longest
+// latency of a kind is that of its histogram then; that of a row is only known, and
+// else 0, if it was longer than all before.
+func (s *Snapshot) Since(earlier *Snapshot) Snapshot {
+	if earlier.Rows == nil {
+		return *s
+	}
+	d := Snapshot{Rows: &fault.Rows{}, Counters: countersSince(&s.Counters, &earlier.Counters)}
+	for i := range s.Rows.Kinds {
+		d.Rows.Kinds[i] = kindSince(&s.Rows.Kinds[i], &earlier.Rows.Kinds[i])
+	}
+	for i := range s.Rows.Tables {
+		d.Rows.Tables = append(d.Rows.Tables, tableSince(&s.Rows.Tables[i], &earlier.Rows.Tables[i]))
+	}
+	return d
+}
+
+func kindSince(now, before *fault.KindCost) fault.KindCost {
+	d := fault.KindCost{Cost: costSince(&now.Cost, &before.Cost), Buckets: slices.Clone(now.Buckets)}
+	highest := -1
+	for i := range d.Buckets {
+		if i < len(before.Buckets) {
+			d.Buckets[i] -= before.Buckets[i]
+		}
+		if d.Buckets[i] > 0 {
+			highest = i
+		}
+	}
+	if d.Max == 0 && highest >= 0 {
+		d.Max = min(Bound(highest), now.Max)
+	}
+	return d
+}
+
+func tableSince(now, before *fault.Table) fault.Table {
+	d := fault.Table{By: now.By, Rows: map[fault.Key]fault.Cost{}, Other: costSince(&now.Other, &before.Other)}
+	for key, cost := range now.Rows {
+		old := before.Rows[key]
+		if diff := costSince(&cost, &old); diff.Faults() > 0 {
+			d.Rows[key] = diff
+		}
+	}
+	return d
+}
+
+func costSince(now, before *fault.Cost) fault.Cost {
+	d := fault.Cost{
+		Minor: now.Minor - before.Minor, Major: now.Major - before.Major, Failed: now.Failed - before.Failed,
+		Unknown: now.Unknown - before.Unknown, Untimed: now.Untimed - before.Untimed,
+		Time: now.Time - before.Time, Bytes: now.Bytes - before.Bytes,
+	}
+	if now.Max > before.Max {
+		d.Max = now.Max
+	}
+	return d
+}
+
+func countersSince(now, before *fault.Counters) fault.Counters {
+	d := fault.Counters{
+		Seen: now.Seen - before.Seen, Filtered: now.Filtered - before.Filtered, Untimed: now.Untimed - before.Untimed,
+		Minor: now.Minor - before.Minor, Major: now.Major - before.Major, Failed: now.Failed - before.Failed,
+	}
+	for _, l := range now.Lost {
+		for _, old := range before.Lost {
+			if old.Where == l.Where {
+				l.Count -= old.Count
+			}
+		}
+		if l.Count > 0 {
+			d.Lost = append(d.Lost, l)
+		}
+	}
+	return d
+}

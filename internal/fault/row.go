@@ -1,0 +1,101 @@
+package fault
+
+import "time"
+
+// By is what faults are counted by in a table.
+type By uint8
+
+// The order is that of enum by in bpf/fault.h.
+const (
+	ByProcess By = iota
+	ByThread
+	ByKind
+	ByFile
+	ByMapping
+	ByPage
+	ByCgroup
+	ByUID
+	ByCPU
+	ByAccess
+	ByMode
+	ByResult
+)
+
+var byNames = [...]string{
+	"process", "thread", "kind", "file", "mapping", "page", "cgroup", "uid", "cpu", "access", "mode", "result",
+}
+
+func (b By) String() string { return name(byNames[:], b) }
+
+// ParseBy is the inverse of [By.String].
+func ParseBy(s string) (By, bool) { return parse[By](byNames[:], s) }
+
+// MaxTables is how many tables are counted at a time.
+const MaxTables = 4
+
+// Unset is the ID of a [Key] whose fact is not known, of access and result.
+const Unset = 255
+
+// Key names a row of a table. What the table is not by is zero.
+type Key struct {
+	// ID is a process, thread, user or CPU, or the value of a Kind, Access, Mode or Result.
+	ID uint32
+	// Value is the process of a thread, the address of a page or of the mapping's start,
+	// or the id of a cgroup v2 (the inode of its folder).
+	Value uint64
+	// Name is that of a process or thread.
+	Name Comm
+	// Label, Dev and Inode are those of a file's or mapping's VMA.
+	Label string
+	Dev   uint32
+	Inode uint64
+}
+
+// Cost is how often, and what it took.
+type Cost struct {
+	Minor, Major, Failed uint64
+	// Unknown are faults whose result is not known.
+	Unknown uint64
+	// Untimed are faults whose latency is not known; Time and Max are of all others.
+	Untimed   uint64
+	Time, Max time.Duration
+	// Bytes were mapped, as far as that is known.
+	Bytes uint64
+}
+
+// Faults is how many there were.
+func (c *Cost) Faults() uint64 { return c.Minor + c.Major + c.Failed + c.Unknown }
+
+// Add adds another cost.
+func (c *Cost) Add(o *Cost) {
+	c.Minor += o.Minor
+	c.Major += o.Major
+	c.Failed += o.Failed
+	c.Unknown += o.Unknown
+	c.Untimed += o.Untimed
+	c.Time += o.Time
+	c.Max = max(c.Max, o.Max)
+	c.Bytes += o.Bytes
+}
+
+// KindCost is the cost of all faults of a kind.
+type KindCost struct {
+	Cost
+	// Buckets count latencies; see package aggregate for their bounds.
+	Buckets []uint64
+}
+
+// Table is one way to divide the same faults.
+type Table struct {
+	By   By
+	Rows map[Key]Cost
+	// Other is what found no room: its sum and that of the rows are all faults.
+	Other Cost
+}
+
+// Rows are faults counted instead of listed.
+type Rows struct {
+	// Kinds has a row for each [Kind], KindUnknown for faults whose kind is not known.
+	Kinds  [Spurious + 1]KindCost
+	Tables []Table
+}

@@ -1,0 +1,95 @@
+package kernel
+
+import (
+	"fmt"
+	"time"
+	"unsafe"
+
+	"faultsnoop/internal/fault"
+)
+
+// Rows reads what was counted, with a table for each of [Options.Tables]. Faults that
+// are counted meanwhile may be in some rows and not in others.
+func (l *Live) Rows() (*fault.Rows, error) {
+	out := &fault.Rows{}
+	if err := l.readKinds(out); err != nil {
+		return nil, err
+	}
+	for _, by := range l.tables {
+		out.Tables = append(out.Tables, fault.Table{By: by, Rows: map[fault.Key]fault.Cost{}})
+	}
+	if err := l.readOther(out); err != nil {
+		return nil, err
+	}
+	return out, l.readTables(out)
+}
+
+func (l *Live) readKinds(out *fault.Rows) error {
+	var perCPU []faultKindRow
+	for kind := range out.Kinds {
+		if err := l.coll.Maps[faultMapKindRows].Lookup(uint32(kind), &perCPU); err != nil {
+			return fmt.Errorf("reading the counts of kind %v: %w", fault.Kind(kind), err)
+		}
+		row := &out.Kinds[kind]
+		row.Buckets = make([]uint64, len(perCPU[0].Buckets))
+		for i := range perCPU {
+			cost := costOf(&perCPU[i].Cost)
+			row.Add(&cost)
+			for b, n := range perCPU[i].Buckets {
+				row.Buckets[b] += n
+			}
+		}
+	}
+	return nil
+}
+
+func (l *Live) readOther(out *fault.Rows) error {
+	var perCPU []faultCost
+	for i := range out.Tables {
+		if err := l.coll.Maps[faultMapOtherRows].Lookup(uint32(i), &perCPU); err != nil {
+			return fmt.Errorf("reading the counts without a row: %w", err)
+		}
+		for j := range perCPU {
+			cost := costOf(&perCPU[j])
+			out.Tables[i].Other.Add(&cost)
+		}
+	}
+	return nil
+}
+
+func (l *Live) readTables(out *fault.Rows) error {
+	var key faultStatKey
+	var value faultCost
+	rows := l.coll.Maps[faultMapStatRows].Iterate()
+	for rows.Next(&key, &value) {
+		if int(key.Table) >= len(out.Tables) {
+			continue
+		}
+		cost := costOf(&value)
+		t := &out.Tables[key.Table]
+		k := l.decoder.key(&key)
+		// A name that was sent again under the same label is the same row to the user.
+		row := t.Rows[k]
+		row.Add(&cost)
+		t.Rows[k] = row
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("reading the tables: %w", err)
+	}
+	return nil
+}
+
+func costOf(c *faultCost) fault.Cost {
+	return fault.Cost{
+		Minor: c.Minor, Major: c.Major, Failed: c.Failed, Unknown: c.Unknown, Untimed: c.Untimed,
+		Time: time.Duration(c.Ns), Max: time.Duration(c.MaxNs), Bytes: c.Bytes,
+	}
+}
+
+func (d *decoder) key(k *faultStatKey) fault.Key {
+	label, _ := d.labelOf(k.Label, &k.File)
+	return fault.Key{
+		ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name)),
+		Label: label, Dev: k.File.Dev, Inode: k.File.Ino,
+	}
+}
