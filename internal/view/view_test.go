@@ -22,7 +22,8 @@ var session = fault.Session{
 }
 
 const all = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasAttempts |
-	fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs | fault.HasInnerIDs
+	fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs | fault.HasInnerIDs |
+	fault.HasKind | fault.HasBefore | fault.HasAfter
 
 // full is a record with every fact known and every number as long as it gets.
 func full() fault.Fault {
@@ -32,6 +33,8 @@ func full() fault.Fault {
 		Known: all, Mode: fault.Kernel, Access: fault.Write, Major: true, Attempts: 2, Flags: 0x80001045,
 		Address: 0x7ffff7ff1234, IP: 0xffffffff81234567, PgOff: 0x7ffff7ff1,
 		VMA: fault.VMA{Start: 0x7ffff7ff0000, End: 0x7ffff7ff8000, PgOff: 0x7ffff7ff0, Flags: 0x73, Label: "libpython3.11.so.1.0"},
+
+		Kind: fault.CowFile, KindExact: true, EntryBefore: 0x8000000000000025, EntryAfter: 0x8000000000000867, Pages: 16,
 	}
 }
 
@@ -159,6 +162,11 @@ type decoded struct {
 	FlagsRaw *string         `json:"flags_raw"`
 	Attempts *int            `json:"attempts"`
 	Result   *string         `json:"result"`
+	Kind     *string         `json:"kind"`
+	KindBy   *string         `json:"kind_by"`
+	PageSize *uint64         `json:"page_size"`
+	Before   *string         `json:"pte_before"`
+	After    *string         `json:"pte_after"`
 	Latency  *int64          `json:"latency_ns"`
 	VMA      json.RawMessage `json:"vma"`
 	PgOff    *uint64         `json:"pgoff"`
@@ -183,8 +191,9 @@ func TestJSONFull(t *testing.T) {
 	const want = `{"type":"fault","time":"2026-11-30T03:02:04.000001239Z","mono_ns":4000001234,"pid":4194303,"tid":4194304,` +
 		`"nspid":3,"host_pid":99,"cpu":127,"comm":"systemd-journal","process":"systemd","mode":"kernel","access":"write","major":true,` +
 		`"address":"0x7ffff7ff1234","ip":"0xffffffff81234567","flags":["WRITE","ALLOW_RETRY","USER","VMA_LOCK","0x80000000"],` +
-		`"flags_raw":"0x80001045","attempts":2,"result":"ok","latency_ns":12345,` +
-		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","pgoff":34359705584,"label":"libpython3.11.so.1.0"},` +
+		`"flags_raw":"0x80001045","attempts":2,"result":"ok",` +
+		`"kind":"cow-file","kind_by":"exact","page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,` +
+		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false},` +
 		`"pgoff":34359705585,"hook":"fentry"}` + "\n"
 	if line != want {
 		t.Errorf("got  %swant %s", line, want)
@@ -200,6 +209,9 @@ func TestJSONUnknownIsNull(t *testing.T) {
 	if got.PID != nil || got.TID != nil || got.Mode != nil || got.Access != nil || got.Major != nil || got.IP != nil || got.Flags != nil ||
 		got.FlagsRaw != nil || got.Attempts != nil || got.Result != nil || got.Latency != nil || got.PgOff != nil || string(got.VMA) != "null" {
 		t.Errorf("a fact that is not known is not null: %+v", got)
+	}
+	if got.Kind != nil || got.KindBy != nil || got.PageSize != nil || got.Before != nil || got.After != nil {
+		t.Errorf("what the kernel did is not known and not null: %+v", got)
 	}
 	if got.NSPID != nil || got.HostPID != nil {
 		t.Errorf("namespace ids without need: %+v", got)
@@ -219,7 +231,7 @@ func TestJSONSomeFlags(t *testing.T) {
 
 func TestJSONLabelAlone(t *testing.T) {
 	line := encode(Options{Format: JSON}, fault.Fault{Known: fault.HasLabel, VMA: fault.VMA{Label: "a\xffb"}})
-	const want = `"vma":{"start":null,"end":null,"perm":null,"pgoff":null,"label":"a` + "\ufffd" + `b","label_hex":"61ff62"}`
+	const want = `"vma":{"start":null,"end":null,"perm":null,"pgoff":null,"label":"a` + "\ufffd" + `b","label_hex":"61ff62"`
 	if !strings.Contains(line, want) {
 		t.Errorf("%s lacks %s", line, want)
 	}
@@ -231,6 +243,7 @@ func TestJSONColumns(t *testing.T) {
 		"mapping,pid,how": `{"type":"fault","pid":4194303,"mode":"kernel","access":"write","vma":{"label":"libpython3.11.so.1.0"}}`,
 		"thread,tid":      `{"type":"fault","tid":4194304}`,
 		"latency_ns":      `{"type":"fault","latency_ns":12345}`,
+		"kind,page_size":  `{"type":"fault","kind":"cow-file","page_size":4096}`,
 	} {
 		if got := encode(Options{Format: JSON, Columns: columns(t, list)}, full()); got != want+"\n" {
 			t.Errorf("%s: got %swant %s", list, got, want)
@@ -288,6 +301,7 @@ func TestCSV(t *testing.T) {
 	for name, want := range map[string]string{
 		"comm": `\x3dcmd|\"/c,`, "latency_ns": "", "vma_label": `\x1b[31m`, "address": "0x7ffff7ff1234", "major": "true",
 		"time": "2026-11-30T03:02:04.000001239Z", "flags": "WRITE|ALLOW_RETRY|USER|VMA_LOCK|0x80000000", "pgoff": "34359705585", "nspid": "",
+		"kind": "cow-file", "kind_by": "exact", "page_size": "4096", "pte_before": "0x8000000000000025", "pte_after": "0x8000000000000867",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %q, want %q", name, got[name], want)
@@ -295,6 +309,29 @@ func TestCSV(t *testing.T) {
 	}
 	if name, err := strconv.Unquote(`"` + got["comm"] + `"`); err != nil || name != f.Comm.String() {
 		t.Errorf("comm comes back as %q, %v", name, err)
+	}
+}
+
+// TestKindText: what is known of the kind decides what is shown of it.
+func TestKindText(t *testing.T) {
+	const list = "kind,kind_by,page_size,pte_before,pte_after"
+	for _, test := range []struct {
+		change func(*fault.Fault)
+		want   string
+	}{
+		{func(*fault.Fault) {}, "cow-file exact 4K 8000000000000025 8000000000000867"},
+		{func(f *fault.Fault) { f.Level = 1 }, "cow-file exact 2M 8000000000000025 8000000000000867"},
+		{func(f *fault.Fault) { f.Level = 2 }, "cow-file exact 1G 8000000000000025 8000000000000867"},
+		{func(f *fault.Fault) { f.EntryBefore = 0 }, "cow-file exact 4K 0 8000000000000867"},
+		{func(f *fault.Fault) { f.Known &^= fault.HasAfter }, "cow-file exact - 8000000000000025 -"},
+		{func(f *fault.Fault) { f.Known &^= fault.HasBefore | fault.HasAfter; f.KindExact = false }, "cow-file inferred - - -"},
+		{func(f *fault.Fault) { f.Known &^= fault.HasKind }, "- - 4K 8000000000000025 8000000000000867"},
+	} {
+		f := full()
+		test.change(&f)
+		if got := strings.Join(strings.Fields(encode(Options{Columns: columns(t, list)}, f)), " "); got != test.want {
+			t.Errorf("got %q, want %q", got, test.want)
+		}
 	}
 }
 
