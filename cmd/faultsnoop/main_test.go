@@ -179,24 +179,27 @@ func fakeSession() fault.Session {
 // sampleFaults are one of everything: ordinary, all unknown, hostile, big numbers.
 func sampleFaults() []fault.Fault {
 	const most = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasAttempts |
-		fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel
+		fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasKind | fault.HasBefore | fault.HasAfter
 	plain := fault.Fault{
 		End: 1_000_250_000, Latency: 12_345, PID: 4711, TID: 4711, CPU: 1, Comm: fault.MakeComm("python3"), Process: fault.MakeComm("python3"),
 		Known: most, Access: fault.Write, Attempts: 1, Flags: 0x41, Address: 0x7f12345671a8, IP: 0x55d0c0ffee00, PgOff: 0x7f1234567,
 		VMA: fault.VMA{Start: 0x7f1234500000, End: 0x7f1234600000, PgOff: 0x7f1234500, Flags: fault.PermFlags("rw-p"), Label: "[anon]"},
+		Kind: fault.Anon, KindExact: true, EntryAfter: 0x8000000000000867, Pages: 1,
 	}
 	major := plain
 	major.End, major.Latency, major.TID, major.Comm = 1_000_900_000, 2_345_678, 4712, fault.MakeComm("pool-worker")
 	major.Major, major.Access, major.Flags, major.Attempts = true, fault.Exec, 0x80000140, 2
 	major.Address, major.PgOff = 0x7f9912345000, 0x45
 	major.VMA = fault.VMA{Start: 0x7f9912300000, End: 0x7f9912400000, Flags: fault.PermFlags("r-xp"), Label: "libc.so.6"}
+	major.Kind, major.EntryAfter, major.Pages = fault.File, 0x25, 16
 	nothing := fault.Fault{End: 2_000_000_000, CPU: 0, Comm: fault.MakeComm("x"), Address: 0x10}
 	hostile := plain
 	hostile.End, hostile.Comm, hostile.Process = 2_100_000_000, fault.MakeComm("=a\"b\\\x1b[2J\xff\n"), fault.MakeComm("漢字\u202e")
+	hostile.Kind, hostile.Level, hostile.EntryAfter = fault.THP, 1, 0x80000000000008e7
 	hostile.VMA.Label = "@evil\x1b]0;x\a,\"名前"
 	big := plain
 	big.End, big.PID, big.TID, big.CPU, big.Address = 2_200_000_000, 4194303, 4194304, 127, 0xffffffffff600400
-	big.Result, big.Mode, big.Known = fault.SIGSEGV, fault.Kernel, most&^(fault.HasVMA|fault.HasLabel|fault.HasPgOff|fault.HasFlags)|fault.HasSomeFlag
+	big.Result, big.Mode, big.Known = fault.SIGSEGV, fault.Kernel, most&^(fault.HasVMA|fault.HasLabel|fault.HasPgOff|fault.HasFlags|fault.HasKind|fault.HasBefore|fault.HasAfter)|fault.HasSomeFlag
 	return []fault.Fault{plain, major, nothing, hostile, big}
 }
 
