@@ -9,6 +9,8 @@
 #define COMM_LEN 16
 /* A file name component on Linux is at most 255 bytes (NAME_MAX). */
 #define NAME_LEN 256
+/* PATH_MAX */
+#define PATH_LEN 4096
 /* Patterns of -c that fit a comm, and longer ones for the executable's name. */
 #define MAX_COMM_PATTERNS 16
 #define MAX_EXE_PATTERNS 4
@@ -103,7 +105,13 @@ struct name_key {
 	__u64 ino;
 	__u64 hash; /* qstr.hash and .len; for a special mapping the name's address */
 	__u32 dev;
-	__u32 zero;
+	__u32 mount; /* mnt_id: the same file may have other paths elsewhere */
+};
+
+enum name_flag {
+	NAME_PATH = 1,	  /* the components of a path, the last one first, each with its NUL */
+	NAME_DELETED = 2, /* by now it has no name in its folder any more */
+	NAME_CUT = 4,	  /* the first components are missing */
 };
 
 struct fault_record {
@@ -142,7 +150,9 @@ struct name_record {
 	__u32 type;
 	__u32 len;
 	struct name_key key;
-	char name[NAME_LEN];
+	__u32 flags; /* enum name_flag */
+	__u32 pad;
+	char name[PATH_LEN + NAME_LEN];
 };
 
 /* Faults by how they ended. */

@@ -19,24 +19,95 @@ struct {
 /* Puts the type into BTF, from which the Go side is made. */
 struct name_record *name_record_type __attribute__((unused));
 
-static __always_inline void send_name(const struct name_key *key, const void *text)
+/* Reserves the record of a name that was not sent yet; NULL if there is nothing to do. */
+static __always_inline struct name_record *begin_name(const struct name_key *key)
 {
 	struct name_record *rec;
-	__u8 yes = 1;
-	long len;
 
 	if (bpf_map_lookup_elem(&names, key))
-		return;
+		return NULL;
 	rec = bpf_ringbuf_reserve(&records, sizeof(*rec), 0);
 	if (!rec)
-		return; /* the next fault tries again; this one's label stays unknown */
+		return NULL; /* the next fault tries again; this one's label stays unknown */
 	rec->type = RECORD_NAME;
 	rec->key = *key;
-	len = bpf_probe_read_kernel_str(rec->name, NAME_LEN, text);
-	rec->len = len > 0 ? len - 1 : 0;
+	rec->flags = rec->len = 0;
+	return rec;
+}
+
+static __always_inline void submit_name(const struct name_key *key, struct name_record *rec)
+{
+	__u8 yes = 1;
+
 	bpf_ringbuf_submit(rec, BPF_RB_NO_WAKEUP);
 	/* Only now: whoever finds the name here may rely on its being in the ring. */
 	bpf_map_update_elem(&names, key, &yes, BPF_ANY);
+}
+
+static __always_inline void send_name(const struct name_key *key, const void *text)
+{
+	struct name_record *rec = begin_name(key);
+	long len;
+
+	if (!rec)
+		return;
+	len = bpf_probe_read_kernel_str(rec->name, NAME_LEN, text);
+	rec->len = len > 0 ? len - 1 : 0;
+	submit_name(key, rec);
+}
+
+static __always_inline struct mount *mount_of(struct vfsmount *mnt)
+{
+	return (void *)mnt - bpf_core_field_offset(struct mount, mnt);
+}
+
+/* More than a path of PATH_LEN bytes has, unless its names are shorter than 8 bytes. */
+#define PATH_DEPTH 512
+
+/*
+ * Writes the names from a file up to the root of its mount namespace, as d_path does
+ * (fs/d_path.c, prepend_path) but without its locks: of a file that is renamed
+ * meanwhile the path may be mixed from before and after.
+ */
+static __always_inline void write_path(struct name_record *rec, struct file *file)
+{
+	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
+	struct mount *mount = mount_of(BPF_CORE_READ(file, f_path.mnt));
+	/*
+	 * In memory, since the verifier then knows nothing of it: else it would follow every
+	 * order of names and mounts by itself.
+	 */
+	volatile __u32 *at = &rec->len;
+
+	rec->flags = NAME_PATH | NAME_CUT;
+	if (!BPF_CORE_READ(dentry, d_hash.pprev))
+		rec->flags |= NAME_DELETED;
+	for (int i = 0; i < PATH_DEPTH; i++) {
+		struct dentry *up = BPF_CORE_READ(dentry, d_parent);
+		__u32 here;
+		long len;
+
+		if (dentry == BPF_CORE_READ(mount, mnt.mnt_root) || dentry == up) {
+			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
+
+			if (outer == mount) {
+				rec->flags &= ~NAME_CUT;
+				break;
+			}
+			dentry = BPF_CORE_READ(mount, mnt_mountpoint);
+			mount = outer;
+			continue;
+		}
+		here = *at;
+		if (here > PATH_LEN)
+			break;
+		len = bpf_probe_read_kernel_str(&rec->name[here], NAME_LEN,
+						BPF_CORE_READ(dentry, d_name.name));
+		if (len <= 0)
+			break;
+		*at = here + len;
+		dentry = up;
+	}
 }
 
 /* include/uapi/linux/magic.h, stat.h; include/linux/fs.h */
@@ -66,17 +137,32 @@ static __always_inline void describe_file(struct fault_record *rec, struct file 
 	struct inode *inode = READ(typed, file, f_inode);
 	struct dentry *dentry = READ(typed, file, f_path.dentry);
 	struct super_block *sb = READ(typed, inode, i_sb);
+	struct vfsmount *mnt = READ(typed, file, f_path.mnt);
+	struct name_record *name;
 	struct name_key key = {
 		.ino = READ(typed, inode, i_ino),
 		.hash = READ(typed, dentry, d_name.hash) | (__u64)READ(typed, dentry, d_name.len)
 								   << 32,
 		.dev = READ(typed, sb, s_dev),
+		.mount = BPF_CORE_READ(mount_of(mnt), mnt_id),
 	};
 
 	rec->file = key;
 	rec->label = LABEL_FILE;
 	rec->backing = backing_of(inode, sb, typed);
-	send_name(&key, READ(typed, dentry, d_name.name));
+	name = begin_name(&key);
+	if (!name)
+		return;
+	/* What is in no folder, such as a memfd, has just a name. */
+	if (READ(typed, dentry, d_parent) == dentry) {
+		long len = bpf_probe_read_kernel_str(name->name, NAME_LEN,
+						     READ(typed, dentry, d_name.name));
+
+		name->len = len > 0 ? len - 1 : 0;
+	} else {
+		write_path(name, file);
+	}
+	submit_name(&key, name);
 }
 
 /*
@@ -127,7 +213,7 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 	rec->backing = READ(typed, vma, vm_ops) ? BACKING_DEVICE : BACKING_ANON;
 	if (describe_special(rec, vma, typed))
 		return;
-	rec->file.ino = rec->file.hash = rec->file.dev = 0;
+	rec->file.ino = rec->file.hash = rec->file.dev = rec->file.mount = 0;
 	/* The rules of fs/proc/task_mmu.c, vma_is_initial_heap and _stack. */
 	mm = READ(typed, vma, vm_mm);
 	if (rec->vma_start <= READ(typed, mm, brk) && rec->vma_end >= READ(typed, mm, start_brk))

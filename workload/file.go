@@ -169,6 +169,10 @@ func (w *written) lay(p *plan) error {
 	pgoff := int64(w.pages)
 	r := wholeRange(b, fault.Write, w.kind, p.pageSize)
 	r.PgOff = &pgoff
+	if w.kind == fault.MkWrite {
+		// Old kernels try it again after the file system has been asked, which makes it major.
+		r.Minor, r.Either = 0, r.Faults
+	}
 	return p.addJob(&job{ranges: []Range{r}, memory: [][]byte{b}, toucher: p.writer()})
 }
 

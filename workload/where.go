@@ -54,9 +54,9 @@ func (where) lay(p *plan) error {
 	if zeroPage {
 		twice = 2
 	}
-	page := func(b []byte, at int, faults int64, touches ...Touch) Range {
+	page := func(b []byte, at int, kind fault.Kind, faults int64, touches ...Touch) Range {
 		start := at &^ (p.pageSize - 1)
-		r := wholeRange(b[start:start+p.pageSize], fault.Read, fault.Anon, p.pageSize)
+		r := wholeRange(b[start:start+p.pageSize], fault.Read, kind, p.pageSize)
 		r.Faults, r.Minor, r.Touches, r.Access = faults, faults, touches, touches[0].Access
 		if len(touches) > 1 {
 			r.Access, r.FaultKind = "", ""
@@ -68,9 +68,9 @@ func (where) lay(p *plan) error {
 	}
 	return p.addJob(&job{
 		ranges: []Range{
-			page(data, atRead, twice, touch(data, atRead, fault.Read), touch(data, atOver, fault.Write)),
-			page(data, atWrite, 1, touch(data, atWrite, fault.Write)),
-			page(code, atCall, 1, touch(code, atCall, fault.Exec)),
+			page(data, atRead, fault.Anon, twice, touch(data, atRead, fault.Read), touch(data, atOver, fault.Write)),
+			page(data, atWrite, fault.Anon, 1, touch(data, atWrite, fault.Write)),
+			page(code, atCall, fault.Shmem, 1, touch(code, atCall, fault.Exec)),
 		},
 		memory:    [][]byte{data, code},
 		rehearsal: [][]byte{otherData, otherCode},

@@ -99,6 +99,19 @@ type VMA struct {
 	// brackets: [heap], [stack], [anon], [vdso]. Its bytes come from the traced
 	// process and may be hostile.
 	Label string
+	// Path of the mapped file as its mount namespace has it, empty if it has none there
+	// (a memfd, for example) or the hook does not tell. Deleted says that the file had
+	// lost its name when it was first seen. As hostile as Label.
+	Path    string
+	Deleted bool
+}
+
+// Name is the path of the mapping's file, or its label if there is none.
+func (v *VMA) Name() string {
+	if v.Path != "" {
+		return v.Path
+	}
+	return v.Label
 }
 
 // The VM_* bits that make up a permission string; fixed since Linux 2.6

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -51,7 +53,7 @@ const maxNames = 1 << 16
 type decoder struct {
 	pageSize  uint64
 	pageShift int
-	names     map[faultNameKey]string
+	names     map[faultNameKey]fileName
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
 	// selftest holds the last record of that type.
@@ -59,7 +61,7 @@ type decoder struct {
 }
 
 func newDecoder(pageSize uint64) decoder {
-	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]string{}}
+	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]fileName{}}
 	for known := range d.fields {
 		for _, k := range knownFields {
 			if uint16(known)&k.bit != 0 {
@@ -96,7 +98,36 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 
 func (d *decoder) addName(r *faultNameRecord) {
 	n := min(int(r.Len), len(r.Name))
-	d.names[r.Key] = string(unsafe.Slice((*byte)(unsafe.Pointer(&r.Name[0])), n))
+	text := string(unsafe.Slice((*byte)(unsafe.Pointer(&r.Name[0])), n))
+	d.names[r.Key] = makeFileName(text, r.Flags)
+}
+
+// The bits of enum name_flag.
+const (
+	namePath    = 1
+	nameDeleted = 2
+	nameCut     = 4
+)
+
+// fileName is what a mapped file is called: its last name and, if it is in a folder,
+// its path.
+type fileName struct {
+	label, path string
+	deleted     bool
+}
+
+// makeFileName puts the components of a path, of which the last comes first, in order.
+func makeFileName(text string, flags uint32) fileName {
+	if flags&namePath == 0 {
+		return fileName{label: text}
+	}
+	parts := strings.Split(strings.TrimSuffix(text, "\x00"), "\x00")
+	slices.Reverse(parts)
+	path := "/" + strings.Join(parts, "/")
+	if flags&nameCut != 0 {
+		path = "..." + path
+	}
+	return fileName{label: parts[len(parts)-1], path: path, deleted: flags&nameDeleted != 0}
 }
 
 func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
@@ -147,26 +178,26 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 }
 
 func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
-	if label, ok := d.labelOf(r.Label, &r.File); ok {
-		f.VMA.Label = label
+	if name, ok := d.nameOf(r.Label, &r.File); ok {
+		f.VMA.Label, f.VMA.Path, f.VMA.Deleted = name.label, name.path, name.deleted
 		f.Known |= fault.HasLabel
 	}
 }
 
-// labelOf is the name for one of enum label.
-func (d *decoder) labelOf(label uint8, file *faultNameKey) (string, bool) {
+// nameOf is the name for one of enum label.
+func (d *decoder) nameOf(label uint8, file *faultNameKey) (fileName, bool) {
 	switch label {
 	case labelAnon:
-		return "[anon]", true
+		return fileName{label: "[anon]"}, true
 	case labelHeap:
-		return "[heap]", true
+		return fileName{label: "[heap]"}, true
 	case labelStack:
-		return "[stack]", true
+		return fileName{label: "[stack]"}, true
 	case labelFile:
 		name, ok := d.names[*file]
 		return name, ok
 	}
-	return "", false
+	return fileName{}, false
 }
 
 // forgetNames starts over when very many files have been seen: first here, then

@@ -116,19 +116,21 @@ type faultKindRow struct {
 }
 
 type faultNameKey struct {
-	_    structs.HostLayout
-	Ino  uint64
-	Hash uint64
-	Dev  uint32
-	Zero uint32
+	_     structs.HostLayout
+	Ino   uint64
+	Hash  uint64
+	Dev   uint32
+	Mount uint32
 }
 
 type faultNameRecord struct {
-	_    structs.HostLayout
-	Type uint32
-	Len  uint32
-	Key  faultNameKey
-	Name [256]int8
+	_     structs.HostLayout
+	Type  uint32
+	Len   uint32
+	Key   faultNameKey
+	Flags uint32
+	Pad   uint32
+	Name  [4352]int8
 }
 
 type faultStatKey struct {

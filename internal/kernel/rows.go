@@ -87,7 +87,11 @@ func costOf(c *faultCost) fault.Cost {
 }
 
 func (d *decoder) key(k *faultStatKey) fault.Key {
-	label, _ := d.labelOf(k.Label, &k.File)
+	name, _ := d.nameOf(k.Label, &k.File)
+	label := name.label
+	if name.path != "" {
+		label = name.path
+	}
 	return fault.Key{
 		ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name)),
 		Label: label, Dev: k.File.Dev, Inode: k.File.Ino,

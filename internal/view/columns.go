@@ -210,6 +210,35 @@ var Columns = []Column{
 			return appendEscaped(b, f.VMA.Label, limit)
 		},
 	},
+	{
+		Name: "path", Title: "PATH", Width: 40, left: true, Help: "path of the mapped file in the mount namespace of the process",
+		key: "path", ofVMA: true, json: appendPathJSON, name: appendPath,
+	},
+	{
+		Name: "deleted", Title: "DEL", Width: 3, left: true, Help: "del: the file had been deleted when it was first seen",
+		key: "deleted", ofVMA: true, raw: known(fault.HasLabel, func(b []byte, f *fault.Fault) []byte { return strconv.AppendBool(b, f.VMA.Deleted) }),
+		text: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+			if f.VMA.Deleted {
+				return append(b, "del"...)
+			}
+			return b
+		},
+	},
+}
+
+func appendPathJSON(_ *Encoder, b []byte, f *fault.Fault) []byte {
+	if f.VMA.Path == "" {
+		return b
+	}
+	return appendJSONName(b, "path", f.VMA.Path)
+}
+
+// appendPath appends the path of the mapped file.
+func appendPath(b []byte, f *fault.Fault, limit int) []byte {
+	if f.VMA.Path == "" {
+		return b
+	}
+	return appendEscaped(b, f.VMA.Path, limit)
 }
 
 // Presets are the names for whole sets of columns. The preset wide is every
