@@ -247,7 +247,17 @@ struct task_struct {
 	unsigned long min_flt, maj_flt;
 	int pagefault_disabled;
 	__u64 start_time;
+	unsigned in_iowait : 1;
 	struct thread_struct thread;
+};
+
+struct task_struct___state {
+	unsigned int __state;
+};
+
+/* Linux before 5.14. */
+struct task_struct___old_state {
+	long state;
 };
 
 /* The context of iter/task programs (kernel/bpf/task_iter.c). */

@@ -164,6 +164,7 @@ static __always_inline struct growth finish_unheard(struct task_state *st, struc
 	}
 	rec->known &= ~KNOWN_MAJOR;
 	rec->major = 0;
+	rec->offcpu_ns = 0;
 	if (completed && !sure) {
 		rec->result = RESULT_UNKNOWN;
 	} else if (completed) {
@@ -349,12 +350,31 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->major = 0;
 	rec->attempts = 0;
 	rec->missing = b->missing;
+	rec->offcpu_ns = 0;
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
 	st->pgd = b->pgd;
+	st->off_since = 0;
+	for (int i = 0; i < WAITS; i++)
+		st->off_ns[i] = 0;
 	if (!st->ignored)
 		look_before(st);
 	return st;
+}
+
+/* Sums up where the thread was while it was in the fault. */
+static __always_inline void sum_waits(struct task_state *st)
+{
+	__u64 most = 0;
+
+	st->rec.offcpu_ns = 0;
+	for (int i = 0; i < WAITS; i++) {
+		st->rec.offcpu_ns += st->off_ns[i];
+		if (st->off_ns[i] > most) {
+			most = st->off_ns[i];
+			st->rec.wait = i;
+		}
+	}
 }
 
 static __always_inline void name_task(struct fault_record *rec, struct task_struct *task)
@@ -391,9 +411,57 @@ static __always_inline void end(struct task_state *st, struct task_struct *task,
 		g.minor -= !major;
 	}
 	count_unseen(st, g);
-	if (!st->ignored)
+	if (!st->ignored) {
+		sum_waits(st);
 		look_after(st, result, major);
+	}
 	emit(st);
+}
+
+#define TASK_RUNNING 0
+#define TASK_UNINTERRUPTIBLE 2
+#define TASK_WAKEKILL 0x100
+
+static __always_inline __u8 why_off(struct task_struct *task, bool preempt)
+{
+	struct task_struct___state *new = (void *)task;
+	struct task_struct___old_state *old = (void *)task;
+	__u32 state;
+
+	if (bpf_core_field_exists(new->__state))
+		state = BPF_CORE_READ(new, __state);
+	else
+		state = BPF_CORE_READ(old, state);
+	if (preempt || state == TASK_RUNNING)
+		return WAIT_PREEMPTED;
+	if (BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait))
+		return WAIT_IO;
+	return (state & (TASK_UNINTERRUPTIBLE | TASK_WAKEKILL)) == TASK_UNINTERRUPTIBLE ?
+		       WAIT_LOCK :
+		       WAIT_SLEEP;
+}
+
+/* What a thread waits for while it is in a fault. */
+SEC("tp_btf/sched_switch")
+int leave_cpu(__u64 *ctx)
+{
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	struct task_state *st;
+
+	if (!armed)
+		return 0;
+	st = find_state(prev);
+	if (st && st->phase != IDLE && !st->ignored) {
+		st->off_why = why_off(prev, ctx[0] & 1);
+		st->off_since = bpf_ktime_get_ns();
+	}
+	st = find_state(next);
+	if (st && st->off_since) {
+		if (st->phase != IDLE)
+			st->off_ns[st->off_why & (WAITS - 1)] += bpf_ktime_get_ns() - st->off_since;
+		st->off_since = 0;
+	}
+	return 0;
 }
 
 static __always_inline bool is_retry_of(const struct task_state *st, __u64 address, __u32 flags)

@@ -100,6 +100,15 @@ enum known {
 	KNOWN_AFTER = 1 << 10, /* entry_after */
 };
 
+/* Why a thread was off its CPU. The order is that of fault.Wait in Go. */
+enum wait {
+	WAIT_PREEMPTED, /* it could have gone on */
+	WAIT_IO,	/* io_schedule: for the disk, or a page that is locked meanwhile */
+	WAIT_LOCK,	/* uninterruptible, not for I/O: locks of memory management */
+	WAIT_SLEEP,	/* may be ended by a signal: userfaultfd, FUSE */
+	WAITS,		/* a power of two */
+};
+
 /* What identifies a mapped file and its present name. */
 struct name_key {
 	__u64 ino;
@@ -142,6 +151,9 @@ struct fault_record {
 	/* Pages that were mapped by it, within 64 KiB around the address. */
 	__u16 pages;
 	__u16 present; /* which of these were mapped before */
+	__u64 offcpu_ns;
+	__u8 wait; /* enum wait that took most of it */
+	__u8 pad2[7];
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };
@@ -178,6 +190,7 @@ struct cost {
 	__u64 max_ns;
 	__u64 untimed;
 	__u64 bytes; /* mapped, as far as page tables can be read */
+	__u64 offcpu_ns;
 };
 
 /* Latency histograms: 32 buckets to each power of two, up to 2^41 ns. */

@@ -59,6 +59,7 @@ static __always_inline void add_cost(struct cost *c, const struct fault_record *
 		__u64 ns = rec->end_ns - rec->start_ns;
 
 		__sync_fetch_and_add(&c->ns, ns);
+		__sync_fetch_and_add(&c->offcpu_ns, rec->offcpu_ns);
 		/* Two CPUs at once may lose the smaller of two maxima that are close. */
 		if (ns > c->max_ns)
 			c->max_ns = ns;

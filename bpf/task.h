@@ -33,6 +33,8 @@ struct task_state {
 	__u64 host_pid_tgid;	 /* whose ids rec holds; they change on exec */
 	/* min_flt and maj_flt as far as records or counters account for them. */
 	__u64 min_flt, maj_flt;
+	__u64 off_since; /* when it left its CPU, 0 if it is on one */
+	__u64 off_ns[WAITS];
 	__u64 pgd;	   /* of the address space that the fault in flight is on */
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
 	__u64 exe_key;	   /* mm of the last verdict on the executable */
@@ -45,7 +47,8 @@ struct task_state {
 	__u8 raised;	 /* its error has been reported, the signal is to come */
 	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
 	__u8 exe_match;	 /* the same for exe_key */
-	__u8 pad[6];
+	__u8 off_why;	 /* enum wait, since off_since */
+	__u8 pad[5];
 };
 
 struct {

@@ -72,15 +72,15 @@ func costOf(f *fault.Fault) fault.Cost {
 		c.Bytes = f.Mapped()
 	}
 	if f.Is(fault.HasLatency) {
-		c.Time, c.Max = f.Latency, f.Latency
+		c.Time, c.Max, c.OffCPU = f.Latency, f.Latency, f.OffCPU
 	} else {
 		c.Untimed = 1
 	}
 	return c
 }
 
-// KeyOf is the row that counts a fault in a table. Of the user and the cgroup records
-// know nothing.
+// KeyOf is the row that counts a fault in a table. Records know nothing of the user and
+// the cgroup.
 func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 	switch by {
 	case fault.ByProcess:
@@ -98,6 +98,8 @@ func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 	case fault.ByPage:
 		const pageMask = 0xfff
 		return fault.Key{ID: f.PID, Value: f.Address &^ pageMask}
+	case fault.ByUID:
+		return fault.Key{ID: fault.NoUID}
 	case fault.ByCPU:
 		return fault.Key{ID: f.CPU}
 	case fault.ByAccess:
@@ -107,7 +109,7 @@ func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 	case fault.ByResult:
 		return known(f, fault.HasResult, uint32(f.Result))
 	}
-	return fault.Key{ID: fault.Unset}
+	return fault.Key{} // ByCgroup: no cgroup has the id 0
 }
 
 func known(f *fault.Fault, field fault.Field, value uint32) fault.Key {

@@ -76,7 +76,7 @@ func costSince(now, before *fault.Cost) fault.Cost {
 	d := fault.Cost{
 		Minor: now.Minor - before.Minor, Major: now.Major - before.Major, Failed: now.Failed - before.Failed,
 		Unknown: now.Unknown - before.Unknown, Untimed: now.Untimed - before.Untimed,
-		Time: now.Time - before.Time, Bytes: now.Bytes - before.Bytes,
+		Time: now.Time - before.Time, Bytes: now.Bytes - before.Bytes, OffCPU: now.OffCPU - before.OffCPU,
 	}
 	if now.Max > before.Max {
 		d.Max = now.Max

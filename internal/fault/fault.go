@@ -30,6 +30,7 @@ const (
 	HasInnerIDs                   // InnerPID and InnerTID
 	HasKind                       // Kind
 	HasBefore                     // EntryBefore
+	HasOffCPU                     // OffCPU, and Wait if it is not 0
 	HasAfter                      // EntryAfter, Level and Pages
 )
 
@@ -41,6 +42,10 @@ type Fault struct {
 	End uint64
 	// Latency is the time from the first entry to the last exit.
 	Latency time.Duration
+	// OffCPU is the part of Latency in which the thread was not running, and Wait why
+	// for the most of it.
+	OffCPU time.Duration
+	Wait   Wait
 
 	// PID is the thread group id and TID the thread id in the pid namespace of the
 	// observer. They are 0 for a task that has no id there.

@@ -36,6 +36,9 @@ const MaxTables = 4
 // Unset is the ID of a [Key] whose fact is not known, of access and result.
 const Unset = 255
 
+// NoUID is the ID of a [Key] whose user is not known: no user has this number.
+const NoUID = 1<<32 - 1
+
 // Key names a row of a table. What the table is not by is zero.
 type Key struct {
 	// ID is a process, thread, user or CPU, or the value of a Kind, Access, Mode or Result.
@@ -59,6 +62,8 @@ type Cost struct {
 	// Untimed are faults whose latency is not known; Time and Max are of all others.
 	Untimed   uint64
 	Time, Max time.Duration
+	// OffCPU is the part of Time in which threads were not running.
+	OffCPU time.Duration
 	// Bytes were mapped, as far as that is known.
 	Bytes uint64
 }
@@ -75,6 +80,7 @@ func (c *Cost) Add(o *Cost) {
 	c.Untimed += o.Untimed
 	c.Time += o.Time
 	c.Max = max(c.Max, o.Max)
+	c.OffCPU += o.OffCPU
 	c.Bytes += o.Bytes
 }
 

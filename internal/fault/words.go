@@ -114,6 +114,26 @@ func ParseKind(s string) (Kind, bool) {
 	return k + Anon, ok
 }
 
+// Wait is why a thread was off its CPU while it was in a fault.
+type Wait uint8
+
+// The order is that of enum wait in bpf/fault.h.
+const (
+	// Preempted: it could have gone on, but another thread ran or the hypervisor of a
+	// cgroup's CPU quota held it.
+	Preempted Wait = iota
+	// IO: for the disk, or for a page that somebody else reads or writes (io_schedule).
+	IO
+	// Lock: uninterruptible and not for I/O: a lock of memory management, direct reclaim.
+	Lock
+	// Sleep: it could be ended by a signal, as the wait for a userfaultfd server or FUSE.
+	Sleep
+)
+
+var waitNames = [...]string{"preempted", "io", "lock", "sleep"}
+
+func (w Wait) String() string { return name(waitNames[:], w) }
+
 // Names are the words a filter accepts, in the order of their values.
 func Names[T Mode | Access | Result | Kind | By]() []string {
 	var v T

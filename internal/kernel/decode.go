@@ -165,6 +165,8 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 			f.Known &^= fault.HasLatency
 			f.Latency = 0
 		}
+		f.Known |= fault.HasOffCPU
+		f.OffCPU, f.Wait = min(time.Duration(r.OffcpuNs), f.Latency), fault.Wait(r.Wait)
 	}
 	if f.Is(fault.HasVMA) {
 		f.VMA = fault.VMA{

@@ -22,15 +22,16 @@ type faultCommPattern struct {
 }
 
 type faultCost struct {
-	_       structs.HostLayout
-	Minor   uint64
-	Major   uint64
-	Failed  uint64
-	Unknown uint64
-	Ns      uint64
-	MaxNs   uint64
-	Untimed uint64
-	Bytes   uint64
+	_        structs.HostLayout
+	Minor    uint64
+	Major    uint64
+	Failed   uint64
+	Unknown  uint64
+	Ns       uint64
+	MaxNs    uint64
+	Untimed  uint64
+	Bytes    uint64
+	OffcpuNs uint64
 }
 
 type faultCounters struct {
@@ -105,6 +106,9 @@ type faultFaultRecord struct {
 	Pad         uint8
 	Pages       uint16
 	Present     uint16
+	OffcpuNs    uint64
+	Wait        uint8
+	Pad2        [7]uint8
 	Comm        [16]int8
 	Process     [16]int8
 }
@@ -150,6 +154,8 @@ type faultTaskState struct {
 	HostPidTgid uint64
 	MinFlt      uint64
 	MajFlt      uint64
+	OffSince    uint64
+	OffNs       [4]uint64
 	Pgd         uint64
 	CommKey     [4]uint64
 	ExeKey      uint64
@@ -162,7 +168,8 @@ type faultTaskState struct {
 	Raised      uint8
 	CommMatch   uint8
 	ExeMatch    uint8
-	Pad         [6]uint8
+	OffWhy      uint8
+	Pad         [5]uint8
 	_           [4]byte
 }
 
@@ -191,6 +198,7 @@ const (
 	faultProgKprobeHandleMmFault    = "kprobe_handle_mm_fault"
 	faultProgKretprobeHandleMmFault = "kretprobe_handle_mm_fault"
 	faultProgLeave                  = "leave"
+	faultProgLeaveCpu               = "leave_cpu"
 	faultProgRefuse                 = "refuse"
 	faultProgSettleAll              = "settle_all"
 	faultProgTakeBaseline           = "take_baseline"
@@ -302,6 +310,7 @@ type faultProgramSpecs struct {
 	KprobeHandleMmFault    *ebpf.ProgramSpec `ebpf:"kprobe_handle_mm_fault"`
 	KretprobeHandleMmFault *ebpf.ProgramSpec `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.ProgramSpec `ebpf:"leave"`
+	LeaveCpu               *ebpf.ProgramSpec `ebpf:"leave_cpu"`
 	Refuse                 *ebpf.ProgramSpec `ebpf:"refuse"`
 	SettleAll              *ebpf.ProgramSpec `ebpf:"settle_all"`
 	TakeBaseline           *ebpf.ProgramSpec `ebpf:"take_baseline"`
@@ -511,6 +520,7 @@ type faultPrograms struct {
 	KprobeHandleMmFault    *ebpf.Program `ebpf:"kprobe_handle_mm_fault"`
 	KretprobeHandleMmFault *ebpf.Program `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.Program `ebpf:"leave"`
+	LeaveCpu               *ebpf.Program `ebpf:"leave_cpu"`
 	Refuse                 *ebpf.Program `ebpf:"refuse"`
 	SettleAll              *ebpf.Program `ebpf:"settle_all"`
 	TakeBaseline           *ebpf.Program `ebpf:"take_baseline"`
@@ -527,6 +537,7 @@ func (p *faultPrograms) Close() error {
 		p.KprobeHandleMmFault,
 		p.KretprobeHandleMmFault,
 		p.Leave,
+		p.LeaveCpu,
 		p.Refuse,
 		p.SettleAll,
 		p.TakeBaseline,

@@ -82,7 +82,7 @@ func (l *Live) readTables(out *fault.Rows) error {
 func costOf(c *faultCost) fault.Cost {
 	return fault.Cost{
 		Minor: c.Minor, Major: c.Major, Failed: c.Failed, Unknown: c.Unknown, Untimed: c.Untimed,
-		Time: time.Duration(c.Ns), Max: time.Duration(c.MaxNs), Bytes: c.Bytes,
+		Time: time.Duration(c.Ns), Max: time.Duration(c.MaxNs), OffCPU: time.Duration(c.OffcpuNs), Bytes: c.Bytes,
 	}
 }
 

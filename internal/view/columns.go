@@ -173,6 +173,15 @@ var Columns = []Column{
 		text: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Latency) }),
 	},
 	{
+		Name: "offcpu", Title: "OFFCPU", Width: 6, Help: "the part of it in which the thread did not run; nanoseconds in CSV and JSON",
+		key: "offcpu_ns", raw: known(fault.HasOffCPU, func(b []byte, f *fault.Fault) []byte { return strconv.AppendInt(b, int64(f.OffCPU), 10) }),
+		text: known(fault.HasOffCPU, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.OffCPU) }),
+	},
+	{
+		Name: "wait", Title: "WAIT", Width: 9, left: true, Help: "why, for the most of it: preempted, io, lock (uninterruptible, not for I/O) or sleep (as for userfaultfd)",
+		key: "wait", raw: known(fault.HasOffCPU, appendWait), quoted: true,
+	},
+	{
 		Name: "start", Title: "START(hex)", Width: 12, Help: "first address of the mapping",
 		key: "start", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.VMA.Start) }), quoted: true,
 		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.Start, 16) }),
@@ -403,6 +412,14 @@ func appendKindBy(b []byte, f *fault.Fault) []byte {
 		return append(b, "exact"...)
 	}
 	return append(b, "inferred"...)
+}
+
+// appendWait appends why the thread did not run, if it did not.
+func appendWait(b []byte, f *fault.Fault) []byte {
+	if f.OffCPU == 0 {
+		return b
+	}
+	return append(b, f.Wait.String()...)
 }
 
 func appendHow(_ *Encoder, b []byte, f *fault.Fault) []byte {

@@ -2,6 +2,7 @@ package view
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 
@@ -18,6 +20,8 @@ import (
 
 // Stat is a run, or the interval of one, counted.
 type Stat struct {
+	// Interval says that it is one interval of several.
+	Interval bool
 	Session  *fault.Session
 	Rows     *fault.Rows
 	Counters fault.Counters
@@ -36,9 +40,21 @@ type Stat struct {
 
 // statRow is a row of a table with the name that it is shown by.
 type statRow struct {
-	name string
+	name rowName
 	key  fault.Key
 	cost fault.Cost
+}
+
+// rowName is a name that may hold raw bytes of processes, and may be cut, and the
+// numbers behind it, which tell rows apart and may not.
+type rowName struct{ text, numbers string }
+
+// append appends the name in limit columns, 0 for as many as it needs.
+func (n rowName) append(b []byte, limit int) []byte {
+	if limit > 0 {
+		limit = max(limit-len(n.numbers), leastName)
+	}
+	return append(appendEscaped(b, n.text, limit), n.numbers...)
 }
 
 // Total is the sum over all kinds.
@@ -85,15 +101,15 @@ func (s *Stat) appendOverview(b []byte, total *fault.Cost) []byte {
 	return b
 }
 
-const kindHead = "KIND          FAULTS      MAJOR   TIME  SHARE    P50    P90    P99    MAX     MAPPED\n"
+const kindHead = "KIND          FAULTS      MAJOR   TIME  SHARE OFFCPU    P50    P90    P99    MAX     MAPPED\n"
 
 func (s *Stat) appendKinds(b []byte, total *fault.Cost) []byte {
 	b = append(b, '\n')
 	b = append(b, kindHead...)
 	for _, kind := range s.kinds() {
 		k := &s.Rows.Kinds[kind]
-		b = fmt.Appendf(b, "%-8s %11s %10s %6s %6s", kind, group(k.Faults()), group(k.Major),
-			timed(&k.Cost, k.Time), share(&k.Cost, total))
+		b = fmt.Appendf(b, "%-8s %11s %10s %6s %6s %6s", kind, group(k.Faults()), group(k.Major),
+			timed(&k.Cost, k.Time), share(&k.Cost, total), offCPU(&k.Cost))
 		for _, q := range quantiles {
 			b = fmt.Appendf(b, " %6s", timed(&k.Cost, quantile(k, q.share)))
 		}
@@ -128,23 +144,10 @@ func quantile(k *fault.KindCost, q float64) time.Duration {
 
 // dearer orders by time, and by number where times are not known.
 func dearer(a, b *fault.Cost) int {
-	if a.Time != b.Time {
-		return -cmpUint(uint64(a.Time), uint64(b.Time))
-	}
-	return -cmpUint(a.Faults(), b.Faults())
+	return -cmp.Or(cmp.Compare(a.Time, b.Time), cmp.Compare(a.Faults(), b.Faults()))
 }
 
-func cmpUint(a, b uint64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
-}
-
-// statNames is what the names of each table's rows are.
+// statTitles say what the names of each table's rows are.
 var statTitles = map[fault.By]string{
 	fault.ByProcess: "PROCESS (PID)", fault.ByThread: "THREAD (TID/PID)", fault.ByKind: "KIND", fault.ByFile: "FILE",
 	fault.ByMapping: "MAPPING (PID START)", fault.ByPage: "PAGE (PID)", fault.ByCgroup: "CGROUP", fault.ByUID: "USER",
@@ -158,20 +161,20 @@ func (s *Stat) appendTable(b []byte, t *fault.Table, total *fault.Cost, width in
 	b = append(b, statTitles[t.By]...)
 	b = append(b, '\n')
 	rows, rest, hidden := s.top(t)
-	line := func(name string, c *fault.Cost) {
+	line := func(name rowName, c *fault.Cost) {
 		b = fmt.Appendf(b, "%11s %10s %6s %6s %6s %10s  ", group(c.Faults()), group(c.Major), timed(c, c.Time),
 			share(c, total), timed(c, c.Max), mapped(c))
-		b = appendEscaped(b, name, max(width-len(head), leastName))
+		b = name.append(b, max(width-len(head), leastName))
 		b = append(b, '\n')
 	}
 	for i := range rows {
 		line(rows[i].name, &rows[i].cost)
 	}
 	if hidden > 0 {
-		line(fmt.Sprintf("[%d more]", hidden), &rest)
+		line(moreName(hidden), &rest)
 	}
 	if t.Other.Faults() > 0 {
-		line("[other] (no room for more rows)", &t.Other)
+		line(rowName{text: "[other]", numbers: " (no room for more rows)"}, &t.Other)
 	}
 	return b
 }
@@ -186,10 +189,7 @@ func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int)
 		if order := dearer(&a.cost, &b.cost); order != 0 {
 			return order
 		}
-		if order := strings.Compare(a.name, b.name); order != 0 {
-			return order
-		}
-		return cmpUint(a.key.Value, b.key.Value)
+		return cmp.Or(strings.Compare(a.name.text, b.name.text), cmp.Compare(a.key.ID, b.key.ID), cmp.Compare(a.key.Value, b.key.Value))
 	})
 	if s.Top > 0 && len(rows) > s.Top {
 		for i := range rows[s.Top:] {
@@ -201,46 +201,60 @@ func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int)
 	return rows, rest, hidden
 }
 
-// nameOf is what a row is called. It holds raw bytes of processes.
-func (s *Stat) nameOf(by fault.By, k fault.Key) string {
+func moreName(hidden int) rowName { return rowName{text: fmt.Sprintf("[%d more]", hidden)} }
+
+// nameOf is what a row is called.
+func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 	label := k.Label
 	if label == "" {
 		label = "[unknown]"
 	}
 	switch by {
 	case fault.ByProcess:
-		return fmt.Sprintf("%s (%d)", k.Name, k.ID)
+		return rowName{k.Name.String(), fmt.Sprintf(" (%d)", k.ID)}
 	case fault.ByThread:
-		return fmt.Sprintf("%s (%d/%d)", k.Name, k.ID, k.Value)
+		return rowName{k.Name.String(), fmt.Sprintf(" (%d/%d)", k.ID, k.Value)}
 	case fault.ByKind:
-		return fault.Kind(k.ID).String()
+		return rowName{text: fault.Kind(k.ID).String()}
 	case fault.ByFile:
-		return label
+		return rowName{text: label}
 	case fault.ByMapping:
-		return fmt.Sprintf("%s (%d %x)", label, k.ID, k.Value)
+		return rowName{label, fmt.Sprintf(" (%d %x)", k.ID, k.Value)}
 	case fault.ByPage:
-		return fmt.Sprintf("%x (%d)", k.Value, k.ID)
+		return rowName{numbers: fmt.Sprintf("%x (%d)", k.Value, k.ID)}
 	case fault.ByCgroup:
-		if s.Cgroup != nil {
-			if name := s.Cgroup(k.Value); name != "" {
-				return name
-			}
+		if k.Value == 0 {
+			return rowName{text: "[unknown]"}
 		}
-		return fmt.Sprintf("cgroup %d", k.Value)
+		if name := s.cgroup(k.Value); name != "" {
+			return rowName{text: name}
+		}
+		return rowName{numbers: fmt.Sprintf("cgroup %d", k.Value)}
 	case fault.ByUID:
+		if k.ID == fault.NoUID {
+			return rowName{text: "[unknown]"}
+		}
 		if s.User != nil {
 			if name := s.User(k.ID); name != "" {
-				return fmt.Sprintf("%s (%d)", name, k.ID)
+				return rowName{name, fmt.Sprintf(" (%d)", k.ID)}
 			}
 		}
 	case fault.ByAccess:
-		return fault.Access(k.ID).String()
+		return rowName{text: fault.Access(k.ID).String()}
 	case fault.ByMode:
-		return fault.Mode(k.ID).String()
+		return rowName{text: fault.Mode(k.ID).String()}
 	case fault.ByResult:
-		return fault.Result(k.ID).String()
+		return rowName{text: fault.Result(k.ID).String()}
 	}
-	return strconv.FormatUint(uint64(k.ID), 10)
+	return rowName{numbers: strconv.FormatUint(uint64(k.ID), 10)}
+}
+
+// cgroup is the name of a cgroup, empty if it has none.
+func (s *Stat) cgroup(id uint64) string {
+	if s.Cgroup == nil {
+		return ""
+	}
+	return s.Cgroup(id)
 }
 
 // histWidth is the longest bar, in terminal columns.
@@ -311,15 +325,18 @@ func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
 	total := s.Total()
 	type object = map[string]any
 	out := object{
-		"type": "stat", "hook": s.Session.Hook, "time": s.End.UTC().Format(time.RFC3339Nano),
+		"type": s.typeName(), "hook": s.Session.Hook, "time": s.End.UTC().Format(time.RFC3339Nano),
 		"duration_ns": int64(s.Duration), "seen": total.Faults(), "lost": s.Counters.LostTotal(),
 		"filtered": s.Counters.Filtered, "total": costObject(&total),
 	}
-	var kinds []object
+	kinds := []object{}
 	for _, kind := range s.kinds() {
 		k := &s.Rows.Kinds[kind]
 		o := costObject(&k.Cost)
-		o["kind"] = kind.String()
+		o["kind"] = nil
+		if kind != fault.KindUnknown {
+			o["kind"] = kind.String()
+		}
 		if k.Untimed < k.Faults() {
 			for _, q := range quantiles {
 				o[q.name] = int64(quantile(k, q.share))
@@ -336,7 +353,7 @@ func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
 		list := []object{}
 		for j := range rows {
 			o := costObject(&rows[j].cost)
-			keyObject(o, t.By, rows[j].key, rows[j].name)
+			s.keyObject(o, t.By, rows[j].key)
 			list = append(list, o)
 		}
 		table := object{"by": t.By.String(), "rows": list, "other": costObject(&t.Other)}
@@ -357,13 +374,21 @@ func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
 	return append(append(b, line...), '\n'), nil
 }
 
+// typeName tells an interval from the run.
+func (s *Stat) typeName() string {
+	if s.Interval {
+		return "interval"
+	}
+	return "stat"
+}
+
 func costObject(c *fault.Cost) map[string]any {
 	o := map[string]any{
 		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "untimed": c.Untimed,
-		"time_ns": nil, "max_ns": nil, "bytes": nil,
+		"time_ns": nil, "max_ns": nil, "offcpu_ns": nil, "bytes": nil,
 	}
 	if c.Untimed < c.Faults() || c.Faults() == 0 {
-		o["time_ns"] = int64(c.Time)
+		o["time_ns"], o["offcpu_ns"] = int64(c.Time), int64(c.OffCPU)
 	}
 	if c.Max > 0 {
 		o["max_ns"] = int64(c.Max)
@@ -385,70 +410,102 @@ func histogramObject(buckets []uint64) [][2]uint64 {
 	return list
 }
 
-// keyObject adds what a row is of.
-func keyObject(o map[string]any, by fault.By, k fault.Key, name string) {
+// jsonName is a name that a process chose, in the notation of all other JSON.
+type jsonName string
+
+func (n jsonName) MarshalJSON() ([]byte, error) {
+	b, _ := appendJSONString(nil, string(n))
+	return b, nil
+}
+
+// keyObject adds what a row is of; what is not known is null.
+func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
 	text := func(key, value string) {
-		o[key] = strings.ToValidUTF8(value, "\uFFFD")
-		if o[key] != value {
+		o[key] = nil
+		if value == "" {
+			return
+		}
+		o[key] = jsonName(value)
+		if !utf8.ValidString(value) {
 			o[key+"_hex"] = fmt.Sprintf("%x", value)
+		}
+	}
+	number := func(key string, value, unknown uint64) {
+		o[key] = nil
+		if value != unknown {
+			o[key] = value
 		}
 	}
 	switch by {
 	case fault.ByProcess:
-		o["pid"] = k.ID
+		number("pid", uint64(k.ID), 0)
 		text("process", k.Name.String())
 	case fault.ByThread:
-		o["tid"], o["pid"] = k.ID, k.Value
+		number("tid", uint64(k.ID), 0)
+		number("pid", k.Value, 0)
 		text("comm", k.Name.String())
 	case fault.ByFile, fault.ByMapping:
 		text("label", k.Label)
 		o["inode"], o["dev"] = k.Inode, k.Dev
 		if by == fault.ByMapping {
-			o["pid"], o["start"] = k.ID, fmt.Sprintf("%#x", k.Value)
+			number("pid", uint64(k.ID), 0)
+			o["start"] = fmt.Sprintf("%#x", k.Value)
+			if k.Value == 0 {
+				o["start"] = nil
+			}
 		}
 	case fault.ByPage:
-		o["pid"], o["address"] = k.ID, fmt.Sprintf("%#x", k.Value)
+		number("pid", uint64(k.ID), 0)
+		o["address"] = fmt.Sprintf("%#x", k.Value)
 	case fault.ByCgroup:
-		o["cgroup_id"] = k.Value
-		text("cgroup", name)
+		number("cgroup_id", k.Value, 0)
+		text("cgroup", s.cgroup(k.Value))
 	case fault.ByUID:
-		o["uid"] = k.ID
+		number("uid", uint64(k.ID), fault.NoUID)
 	case fault.ByCPU:
 		o["cpu"] = k.ID
-	default:
-		o[by.String()] = name
+	default: // the words of an enumeration
+		o[by.String()] = nil
+		if word := s.nameOf(by, k).text; word != "unknown" {
+			o[by.String()] = word
+		}
 	}
+}
+
+// AppendCSVHeader appends the names of the columns.
+func AppendCSVHeader(b []byte) []byte {
+	return append(b, "time,duration_ns,by,name,faults,minor,major,failed,untimed,time_ns,max_ns,p50_ns,p90_ns,p99_ns,bytes\n"...)
 }
 
 // AppendCSV appends a line for each kind and each row of the tables.
 func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	var buf bytes.Buffer
 	w := csv.NewWriter(&buf)
-	_ = w.Write([]string{"by", "name", "faults", "minor", "major", "failed", "time_ns", "max_ns", "p50_ns", "p90_ns", "p99_ns", "bytes"})
-	line := func(by, name string, c *fault.Cost, k *fault.KindCost) {
-		num := func(v uint64) string { return strconv.FormatUint(v, 10) }
+	when := s.End.UTC().Format(time.RFC3339Nano)
+	num := func(v uint64) string { return strconv.FormatUint(v, 10) }
+	line := func(by string, name rowName, c *fault.Cost, k *fault.KindCost) {
 		cells := []string{
-			by, string(appendEscaped(nil, name, 0)), num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed),
-			"", "", "", "", "", "",
+			when, num(uint64(s.Duration)), by, inert(string(name.append(nil, 0))),
+			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Untimed), "", "", "", "", "", "",
 		}
 		if c.Untimed < c.Faults() {
-			cells[6] = num(uint64(c.Time))
+			cells[9] = num(uint64(c.Time))
 			if c.Max > 0 {
-				cells[7] = num(uint64(c.Max))
+				cells[10] = num(uint64(c.Max))
 			}
 			for i, q := range quantiles {
 				if k != nil {
-					cells[8+i] = num(uint64(quantile(k, q.share)))
+					cells[11+i] = num(uint64(quantile(k, q.share)))
 				}
 			}
 		}
 		if c.Bytes > 0 {
-			cells[11] = num(c.Bytes)
+			cells[14] = num(c.Bytes)
 		}
 		_ = w.Write(cells) // a bytes.Buffer takes everything
 	}
 	for _, kind := range s.kinds() {
-		line("kind", kind.String(), &s.Rows.Kinds[kind].Cost, &s.Rows.Kinds[kind])
+		line("kind", rowName{text: kind.String()}, &s.Rows.Kinds[kind].Cost, &s.Rows.Kinds[kind])
 	}
 	for i := range s.Rows.Tables {
 		t := &s.Rows.Tables[i]
@@ -457,10 +514,10 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 			line(t.By.String(), rows[j].name, &rows[j].cost, nil)
 		}
 		if hidden > 0 {
-			line(t.By.String(), fmt.Sprintf("[%d more]", hidden), &rest, nil)
+			line(t.By.String(), moreName(hidden), &rest, nil)
 		}
 		if t.Other.Faults() > 0 {
-			line(t.By.String(), "[other]", &t.Other, nil)
+			line(t.By.String(), rowName{text: "[other]"}, &t.Other, nil)
 		}
 	}
 	w.Flush()
@@ -479,6 +536,14 @@ func timed(c *fault.Cost, d time.Duration) string {
 }
 
 func duration(d time.Duration) string { return string(appendDuration(nil, d)) }
+
+// offCPU is the share of the time in which threads did not run.
+func offCPU(c *fault.Cost) string {
+	if c.Time == 0 {
+		return string(unknown)
+	}
+	return percent(uint64(c.OffCPU), uint64(c.Time))
+}
 
 func mapped(c *fault.Cost) string {
 	if c.Bytes == 0 {
