@@ -20,7 +20,8 @@ type contender struct {
 	// print, if not nil, turns what trace recorded into one line per fault. Its
 	// costs are added to the tracer's.
 	print []string
-	// record matches the lines that stand for one fault each.
+	// record matches the lines that stand for one fault each; nil if faults are counted
+	// instead of listed.
 	record *regexp.Regexp
 	// absent says why it could not be measured, if it could not.
 	absent string
@@ -47,6 +48,9 @@ func (b *bench) contenders() []*contender {
 	for _, hook := range []string{"fentry", "kprobe", "tracepoint", "perf"} {
 		all = append(all, b.own(hook))
 	}
+	for _, hook := range []string{"fentry", "kprobe", "tracepoint", "perf"} {
+		all = append(all, b.ownCounting(hook))
+	}
 	const (
 		line = `software:page-faults:1 /pid == cpid/ ` +
 			`{ printf("%llu %d %d %d %s\n", nsecs, pid, tid, cpu, comm); }`
@@ -56,11 +60,15 @@ func (b *bench) contenders() []*contender {
 			`{ printf("%llu %d %d %d %s %llx %llx %d %llu\n", ` +
 			`nsecs, pid, tid, cpu, comm, @a[tid], @i[tid], @e[tid], nsecs - @t[tid]); ` +
 			`delete(@t[tid]); delete(@a[tid]); delete(@i[tid]); delete(@e[tid]); }`
+		counts = `tracepoint:exceptions:page_fault_user /pid == cpid/ { @t[tid] = nsecs; } ` +
+			`software:minor-faults:1, software:major-faults:1 /@t[tid]/ ` +
+			`{ @faults[comm] = count(); @ns = hist(nsecs - @t[tid]); delete(@t[tid]); }`
 	)
 	data := filepath.Join(b.scratch, "perf.data")
 	return append(all,
 		b.bpftrace("bpftrace, a line", line),
 		b.bpftrace("bpftrace, address and latency", whole),
+		b.bpftraceCounting("bpftrace, count and hist", counts),
 		b.rival(contender{
 			name:   "perf record + script",
 			trace:  []string{"perf", "record", "-q", "-e", "page-faults", "-c", "1", "-d", "-o", data, "--"},
@@ -82,6 +90,22 @@ func (b *bench) own(hook string) *contender {
 		trace:  append(argv, b.workload()...),
 		record: regexp.MustCompile(`^{"type":"fault"`),
 	}
+}
+
+// ownCounting counts by kind and in two tables, instead of listing.
+func (b *bench) ownCounting(hook string) *contender {
+	argv := []string{b.faultsnoop, "stat", "--hook", hook, "--by", "process,mapping", "--"}
+	return &contender{
+		name:  "faultsnoop stat, " + hook,
+		shown: "faultsnoop " + strings.Join(argv[1:len(argv)-1], " "),
+		trace: append(argv, b.workload()...),
+	}
+}
+
+func (b *bench) bpftraceCounting(name, script string) *contender {
+	c := b.bpftrace(name, script)
+	c.record = nil
+	return c
 }
 
 func (b *bench) bpftrace(name, script string) *contender {

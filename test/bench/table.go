@@ -67,7 +67,10 @@ func (b *bench) markdown() string {
 	var t strings.Builder
 	fmt.Fprintf(&t, "Measured %s with `%smake bench BENCHFLAGS='-pages %d -rounds %d'` on\n%s. %s\n\n",
 		time.Now().UTC().Format(time.DateOnly), priority(), b.pages, b.rounds, machine(), b.quietness())
-	writeComparison(&t, measured)
+	t.WriteString("One record for each fault:\n\n")
+	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return c.record == nil }))
+	t.WriteString("Counts only:\n\n")
+	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return c.record != nil }))
 	writePrograms(&t, measured)
 	t.WriteString("What was run, with the workload behind it and standard output to /dev/null:\n\n")
 	for _, c := range measured {
@@ -105,11 +108,14 @@ func writeComparison(t *strings.Builder, measured []*contender) {
 		}
 		fmt.Fprintf(t, "| %s | %s |\n", r.name, strings.Join(cells, " | "))
 	}
-	t.WriteString("| records for 100 faults |")
-	for _, c := range measured {
-		fmt.Fprintf(t, " %.1f |", 100*float64(c.records)/float64(c.expect))
+	if len(measured) > 0 && measured[0].record != nil {
+		t.WriteString("| records for 100 faults |")
+		for _, c := range measured {
+			fmt.Fprintf(t, " %.1f |", 100*float64(c.records)/float64(c.expect))
+		}
+		t.WriteString("\n")
 	}
-	t.WriteString("\n\n")
+	t.WriteString("\n")
 }
 
 func writePrograms(t *strings.Builder, measured []*contender) {
