@@ -183,7 +183,7 @@ func sampleFaults() []fault.Fault {
 	plain := fault.Fault{
 		End: 1_000_250_000, Latency: 12_345, PID: 4711, TID: 4711, CPU: 1, Comm: fault.MakeComm("python3"), Process: fault.MakeComm("python3"),
 		Known: most, Access: fault.Write, Attempts: 1, Flags: 0x41, Address: 0x7f12345671a8, IP: 0x55d0c0ffee00, PgOff: 0x7f1234567,
-		VMA: fault.VMA{Start: 0x7f1234500000, End: 0x7f1234600000, PgOff: 0x7f1234500, Flags: fault.PermFlags("rw-p"), Label: "[anon]"},
+		VMA:  fault.VMA{Start: 0x7f1234500000, End: 0x7f1234600000, PgOff: 0x7f1234500, Flags: fault.PermFlags("rw-p"), Label: "[anon]"},
 		Kind: fault.Anon, KindExact: true, EntryAfter: 0x8000000000000867, Pages: 1,
 	}
 	major := plain

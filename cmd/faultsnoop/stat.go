@@ -79,7 +79,7 @@ func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output.Uint64Var(&o.top, "top", 10, "show the dearest `N` rows of each table, 0 all")
 	output.BoolVar(&o.hist, "hist", false, "draw a histogram of the latencies of each kind")
 	output.VarP(into(&o.interval, parseDuration), "interval", "i", "show the counts of every `DURATION`, as in 1s, and those of the whole run at the end")
-	output.BoolVar(&t.json, "json", false, "one JSON object a line")
+	output.BoolVar(&t.json, "json", false, "one JSON object a line: header, intervals, counts of the whole run")
 	output.BoolVar(&t.csv, "csv", false, "comma-separated values with a header line")
 	output.VarP(into(&t.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
 	t.addGroups(cmd, []flagGroup{
@@ -134,6 +134,7 @@ func (c *recordCounter) Rows() (*fault.Rows, error) { return c.counter.Rows(), n
 
 // follow lets the command run and shows what was counted, at intervals and in the end.
 func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
+	s.begin(src.Session())
 	if err := s.release(child, end); err != nil {
 		return err
 	}
@@ -144,13 +145,26 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	m.last = m.begin
 	p := pipeline{src: c, out: s.out, take: m.tick, done: func() bool { return s.out.err != nil }}
 	err := s.runReporting(ctx, &p)
-	if err == nil {
-		err = m.show(&aggregate.Snapshot{}, m.begin)
+	// Also when something has failed, what was counted before is shown.
+	if s.interval > 0 { // what is left of the last one
+		err = errors.Join(err, m.show(&m.before, m.last, true))
 	}
+	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, false))
 	if err := errors.Join(err, s.out.failure()); err != nil {
 		return s.abandon(err, child)
 	}
 	return s.result(child)
+}
+
+// begin writes what comes before the first counts, as soon as counting has begun.
+func (s *statter) begin(session *fault.Session) {
+	switch {
+	case s.json:
+		s.out.buf = s.encoder(session).AppendHeader(s.out.buf)
+	case s.csv:
+		s.out.buf = view.AppendCSVHeader(s.out.buf)
+	}
+	s.out.flush()
 }
 
 // meter shows counts from time to time.
@@ -166,11 +180,11 @@ func (m *meter) tick(*fault.Batch) error {
 	if m.interval == 0 || time.Since(m.last) < m.interval {
 		return nil
 	}
-	return m.show(&m.before, m.last)
+	return m.show(&m.before, m.last, true)
 }
 
-// show writes what was counted since a moment.
-func (m *meter) show(since *aggregate.Snapshot, begin time.Time) error {
+// show writes what was counted since a moment: in an interval or the whole run.
+func (m *meter) show(since *aggregate.Snapshot, begin time.Time, interval bool) error {
 	rows, err := m.src.Rows()
 	if err != nil {
 		return err
@@ -183,7 +197,7 @@ func (m *meter) show(since *aggregate.Snapshot, begin time.Time) error {
 	diff := now.Since(since)
 	m.last = time.Now()
 	st := view.Stat{
-		Session: m.src.Session(), Rows: diff.Rows, Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
+		Interval: interval, Session: m.src.Session(), Rows: diff.Rows, Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
 		Top: int(m.top), Hist: m.hist, User: process.UserName, Cgroup: process.CgroupName,
 	}
 	m.before = now.Copy()

@@ -1,0 +1,329 @@
+package aggregate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"faultsnoop/internal/fault"
+)
+
+// resolved is what most faults know.
+const resolved = fault.HasResult | fault.HasMajor | fault.HasLatency | fault.HasKind | fault.HasAfter | fault.HasAccess | fault.HasMode
+
+// sum adds up a table.
+func sum(t *fault.Table) fault.Cost {
+	total := t.Other
+	for _, c := range t.Rows {
+		total.Add(&c)
+	}
+	return total
+}
+
+// all adds up the kinds.
+func all(r *fault.Rows) fault.Cost {
+	var total fault.Cost
+	for i := range r.Kinds {
+		total.Add(&r.Kinds[i].Cost)
+	}
+	return total
+}
+
+func TestCost(t *testing.T) {
+	for name, test := range map[string]struct {
+		f    fault.Fault
+		want fault.Cost
+	}{
+		"minor": {
+			fault.Fault{Known: resolved, Latency: 5, Pages: 2},
+			fault.Cost{Minor: 1, Time: 5, Max: 5, Bytes: 8192},
+		},
+		"major": {
+			fault.Fault{Known: resolved, Major: true, Latency: 7, Level: 1, Pages: 1},
+			fault.Cost{Major: 1, Time: 7, Max: 7, Bytes: 2 << 20},
+		},
+		"failed": { // maps nothing, whatever stood in the table
+			fault.Fault{Known: resolved, Result: fault.SIGBUS, Latency: 9, Pages: 1},
+			fault.Cost{Failed: 1, Time: 9, Max: 9},
+		},
+		"failed, major": {
+			fault.Fault{Known: resolved, Result: fault.OOM, Major: true, Latency: 9},
+			fault.Cost{Failed: 1, Time: 9, Max: 9},
+		},
+		"unknown":         {fault.Fault{Latency: 3}, fault.Cost{Unknown: 1, Untimed: 1}},
+		"no time":         {fault.Fault{Known: resolved &^ fault.HasLatency, Latency: 3, Pages: 1}, fault.Cost{Minor: 1, Untimed: 1, Bytes: 4096}},
+		"no time at all":  {fault.Fault{Known: resolved}, fault.Cost{Minor: 1}},
+		"no page table":   {fault.Fault{Known: resolved &^ fault.HasAfter, Pages: 1}, fault.Cost{Minor: 1}},
+		"result not told": {fault.Fault{Known: resolved &^ fault.HasResult, Latency: 2}, fault.Cost{Unknown: 1, Time: 2, Max: 2}},
+	} {
+		c := NewCounter([]fault.By{fault.ByCPU}, 1)
+		c.Add(&test.f)
+		if got := all(c.Rows()); got != test.want {
+			t.Errorf("%s: %+v, want %+v", name, got, test.want)
+		}
+		if got := c.Rows().Tables[0].Rows[fault.Key{}]; got != test.want {
+			t.Errorf("%s in a table: %+v, want %+v", name, got, test.want)
+		}
+		if test.want.Faults() != 1 {
+			t.Errorf("%s: counted as %d faults", name, test.want.Faults())
+		}
+	}
+}
+
+func TestKeyOf(t *testing.T) {
+	f := fault.Fault{
+		PID: 11, TID: 12, CPU: 3, Process: fault.MakeComm("proc"), Comm: fault.MakeComm("thread"), Address: 0x7f1234567abc,
+		Known: resolved | fault.HasVMA | fault.HasLabel, Kind: fault.Cow, Access: fault.Write, Mode: fault.Remote, Result: fault.OOM,
+		VMA: fault.VMA{Start: 0x7f1234500000, Dev: 8, Inode: 99, Label: "libc.so.6"},
+	}
+	var none fault.Fault
+	for by, want := range map[fault.By][2]fault.Key{
+		fault.ByProcess: {{ID: 11, Name: fault.MakeComm("proc")}, {}},
+		fault.ByThread:  {{ID: 12, Value: 11, Name: fault.MakeComm("thread")}, {}},
+		fault.ByKind:    {{ID: uint32(fault.Cow)}, {ID: uint32(fault.KindUnknown)}},
+		fault.ByFile:    {{Label: "libc.so.6", Dev: 8, Inode: 99}, {}},
+		fault.ByMapping: {{ID: 11, Value: 0x7f1234500000, Label: "libc.so.6", Dev: 8, Inode: 99}, {}},
+		fault.ByPage:    {{ID: 11, Value: 0x7f1234567000}, {}},
+		fault.ByCgroup:  {{}, {}},
+		fault.ByUID:     {{ID: fault.NoUID}, {ID: fault.NoUID}},
+		fault.ByCPU:     {{ID: 3}, {}},
+		fault.ByAccess:  {{ID: uint32(fault.Write)}, {ID: fault.Unset}},
+		fault.ByMode:    {{ID: uint32(fault.Remote)}, {ID: fault.Unset}},
+		fault.ByResult:  {{ID: uint32(fault.OOM)}, {ID: fault.Unset}},
+	} {
+		if got := KeyOf(&f, by); got != want[0] {
+			t.Errorf("by %v: %+v, want %+v", by, got, want[0])
+		}
+		if got := KeyOf(&none, by); got != want[1] {
+			t.Errorf("by %v, nothing known: %+v, want %+v", by, got, want[1])
+		}
+	}
+}
+
+// Whatever finds no row is in the row of all others: no fault is lost.
+func TestCounterOverflow(t *testing.T) {
+	const pages, names, limit = 150_000, 12_000, 1000
+	tables := []fault.By{fault.ByPage, fault.ByProcess, fault.ByThread, fault.ByKind}
+	c := NewCounter(tables, limit)
+	var want fault.Cost
+	var buckets uint64
+	for i := range pages {
+		name := i % names
+		f := fault.Fault{
+			PID: uint32(name + 1), TID: uint32(i + 1), Address: 0x6e0000000000 + uint64(i)*4096 + uint64(i%4096),
+			Process: fault.MakeComm(fmt.Sprintf("worker-%d", name)), Known: resolved, Pages: 1,
+			Kind: fault.Kind(i % int(fault.Spurious+1)), Major: i%10 == 0, Latency: time.Duration(i) * time.Microsecond,
+		}
+		switch i % 7 {
+		case 1:
+			f.Result = fault.SIGBUS
+		case 2:
+			f.Known &^= fault.HasLatency
+		case 3:
+			f.Known &^= fault.HasResult
+		}
+		if f.Is(fault.HasLatency) {
+			buckets++
+		}
+		cost := costOf(&f)
+		want.Add(&cost)
+		c.Add(&f)
+	}
+	if want.Faults() != pages {
+		t.Fatalf("%d faults, want %d", want.Faults(), pages)
+	}
+	if got := all(c.Rows()); got != want {
+		t.Errorf("kinds: %+v, want %+v", got, want)
+	}
+	rows := 0
+	for i := range c.Rows().Tables {
+		table := &c.Rows().Tables[i]
+		rows += len(table.Rows)
+		if got := sum(table); got != want || table.By != tables[i] {
+			t.Errorf("table by %v: %+v, want %+v", table.By, got, want)
+		}
+		if table.By != fault.ByKind && table.Other.Faults() == 0 {
+			t.Errorf("table by %v: %d rows and nothing without one", table.By, len(table.Rows))
+		}
+	}
+	if rows != limit {
+		t.Errorf("%d rows, want %d", rows, limit)
+	}
+	var counted uint64
+	for i := range c.Rows().Kinds {
+		for _, n := range c.Rows().Kinds[i].Buckets {
+			counted += n
+		}
+	}
+	if counted != buckets {
+		t.Errorf("%d latencies in the histograms, want %d", counted, buckets)
+	}
+}
+
+// With room for all rows there are no others.
+func TestCounterRoom(t *testing.T) {
+	const pages = 150_000
+	c := NewCounter([]fault.By{fault.ByPage, fault.ByKind}, pages+1)
+	for i := range pages {
+		c.Add(&fault.Fault{PID: 1, Address: uint64(i) << 12, Known: resolved, Kind: fault.Anon, Pages: 1})
+	}
+	byPage, byKind := &c.Rows().Tables[0], &c.Rows().Tables[1]
+	if len(byPage.Rows) != pages || byPage.Other != (fault.Cost{}) || byKind.Other != (fault.Cost{}) {
+		t.Errorf("%d rows by page, others %+v and %+v", len(byPage.Rows), byPage.Other, byKind.Other)
+	}
+	want := fault.Cost{Minor: pages, Bytes: pages * 4096}
+	if got := byKind.Rows[fault.Key{ID: uint32(fault.Anon)}]; got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// Counting in two parts and adding them up is counting at once: what Live does with
+// the parts of CPUs.
+func TestCostsAdd(t *testing.T) {
+	var faults []fault.Fault
+	for i := range 100 {
+		faults = append(faults, fault.Fault{CPU: uint32(i % 3), Known: resolved, Latency: time.Duration(i * i), Pages: uint16(i % 16)})
+	}
+	count := func(faults []fault.Fault) map[fault.Key]fault.Cost {
+		c := NewCounter([]fault.By{fault.ByCPU}, 10)
+		for i := range faults {
+			c.Add(&faults[i])
+		}
+		return c.Rows().Tables[0].Rows
+	}
+	merged := count(faults[:37])
+	for key, cost := range count(faults[37:]) {
+		row := merged[key]
+		row.Add(&cost)
+		merged[key] = row
+	}
+	if want := count(faults); !maps.Equal(merged, want) {
+		t.Errorf("%+v, want %+v", merged, want)
+	}
+}
+
+// snapshotOf copies a counter, as is done at the end of an interval.
+func snapshotOf(c *Counter, counters fault.Counters) Snapshot {
+	s := Snapshot{Rows: c.Rows(), Counters: counters}
+	return s.Copy()
+}
+
+// Intervals add up to the whole, whatever is counted in which.
+func TestSinceAddsUp(t *testing.T) {
+	c := NewCounter([]fault.By{fault.ByPage, fault.ByAccess}, 40)
+	var before Snapshot
+	var kinds [fault.Spurious + 1]fault.Cost
+	buckets := make([]uint64, Buckets)
+	tables := make([]fault.Cost, 2)
+	var counters, seen fault.Counters
+	n := 0
+	for _, faults := range []int{0, 10, 1, 0, 90, 7} {
+		for range faults {
+			n++
+			f := fault.Fault{
+				PID: 1, Address: uint64(n%60) << 12, Known: resolved, Kind: fault.Kind(n % 3), Access: fault.Access(n % 2),
+				Latency: time.Duration(n*7919%1000) * time.Microsecond, Pages: 1,
+			}
+			if n%5 == 0 {
+				f.Known &^= fault.HasLatency
+			}
+			c.Add(&f)
+		}
+		counters.Seen += uint64(faults)
+		counters.Filtered += 3
+		counters.Lost = []fault.Loss{{Where: "ring buffer full", Count: uint64(n)}}
+		now := snapshotOf(c, counters)
+		diff := now.Since(&before)
+		for i := range diff.Rows.Kinds {
+			kinds[i].Add(&diff.Rows.Kinds[i].Cost)
+			for b, count := range diff.Rows.Kinds[i].Buckets {
+				buckets[b] += count
+			}
+		}
+		for i := range diff.Rows.Tables {
+			cost := sum(&diff.Rows.Tables[i])
+			tables[i].Add(&cost)
+			if cost.Faults() != uint64(faults) {
+				t.Errorf("table %d of an interval: %d faults, want %d", i, cost.Faults(), faults)
+			}
+			for key, row := range diff.Rows.Tables[i].Rows {
+				if row.Faults() == 0 {
+					t.Errorf("table %d of an interval: row %+v without faults", i, key)
+				}
+			}
+		}
+		seen.Seen += diff.Counters.Seen
+		seen.Filtered += diff.Counters.Filtered
+		seen.Lost = append(seen.Lost, diff.Counters.Lost...)
+		before = now
+	}
+	whole := c.Rows()
+	for i := range kinds {
+		want := whole.Kinds[i].Cost
+		if kinds[i] != want {
+			t.Errorf("kind %v: intervals %+v, whole %+v", fault.Kind(i), kinds[i], want)
+		}
+		for b, count := range whole.Kinds[i].Buckets {
+			buckets[b] -= count
+		}
+	}
+	if slices.ContainsFunc(buckets, func(n uint64) bool { return n != 0 }) {
+		t.Error("the histograms of the intervals are not that of the whole")
+	}
+	for i := range tables {
+		if got, want := tables[i].Faults(), sum(&whole.Tables[i]); got != want.Faults() || got != uint64(n) {
+			t.Errorf("table %d: intervals %d faults, whole %d of %d", i, got, want.Faults(), n)
+		}
+	}
+	if seen.Seen != counters.Seen || seen.Filtered != counters.Filtered || seen.LostTotal() != counters.LostTotal() {
+		t.Errorf("intervals %+v, whole %+v", seen, counters)
+	}
+}
+
+// The longest latency of an interval is known exactly only if it is the longest so far.
+func TestSinceMax(t *testing.T) {
+	c := NewCounter([]fault.By{fault.ByCPU}, 9)
+	add := func(latencies ...time.Duration) Snapshot {
+		for _, d := range latencies {
+			c.Add(&fault.Fault{Known: resolved, Kind: fault.Swap, Latency: d})
+		}
+		return snapshotOf(c, fault.Counters{})
+	}
+	first := add(5000, 100)
+	for _, test := range []struct {
+		latencies []time.Duration
+		kind, row time.Duration
+	}{
+		{[]time.Duration{900}, Bound(Bucket(900)), 0},
+		{[]time.Duration{10, 7000}, 7000, 7000},
+		{nil, 0, 0},
+		{[]time.Duration{6990}, 7000, 0}, // of the same bucket as the longest
+	} {
+		now := add(test.latencies...)
+		diff := now.Since(&first)
+		if got := diff.Rows.Kinds[fault.Swap].Max; got != test.kind {
+			t.Errorf("%v: longest of the kind %d, want %d", test.latencies, got, test.kind)
+		}
+		if got := diff.Rows.Tables[0].Rows[fault.Key{}].Max; got != test.row {
+			t.Errorf("%v: longest of the row %d, want %d", test.latencies, got, test.row)
+		}
+		first = now
+	}
+}
+
+// A copy stays what it was.
+func TestCopy(t *testing.T) {
+	c := NewCounter([]fault.By{fault.ByCPU}, 9)
+	f := fault.Fault{Known: resolved, Latency: 5, Kind: fault.Anon}
+	c.Add(&f)
+	live := Snapshot{Rows: c.Rows(), Counters: fault.Counters{Lost: []fault.Loss{{Where: "a", Count: 1}}}}
+	kept := live.Copy()
+	c.Add(&f)
+	live.Counters.Lost[0].Count = 9
+	kind := &kept.Rows.Kinds[fault.Anon]
+	if kind.Minor != 1 || kind.Buckets[5] != 1 || kept.Rows.Tables[0].Rows[fault.Key{}].Minor != 1 || kept.Counters.LostTotal() != 1 {
+		t.Errorf("the copy has become %+v", kept)
+	}
+}
