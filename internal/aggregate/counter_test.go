@@ -41,8 +41,8 @@ func TestCost(t *testing.T) {
 			fault.Cost{Minor: 1, Time: 5, Max: 5, Bytes: 8192},
 		},
 		"major": {
-			fault.Fault{Known: resolved, Major: true, Latency: 7, Level: 1, Pages: 1},
-			fault.Cost{Major: 1, Time: 7, Max: 7, Bytes: 2 << 20},
+			fault.Fault{Known: resolved, Major: true, Latency: 7, OffCPU: 6, Level: 1, Pages: 1},
+			fault.Cost{Major: 1, Time: 7, Max: 7, OffCPU: 6, Bytes: 2 << 20},
 		},
 		"failed": { // maps nothing, whatever stood in the table
 			fault.Fault{Known: resolved, Result: fault.SIGBUS, Latency: 9, Pages: 1},

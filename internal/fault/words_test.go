@@ -43,6 +43,7 @@ func TestOrderIsThatOfBPF(t *testing.T) {
 		{"result", "RESULT_", resultNames[:]},
 		{"mode", "MODE_", modeNames[:]},
 		{"access", "ACCESS_", accessNames[:]},
+		{"wait", "WAIT_", waitNames[:]},
 	} {
 		if got := enumerators(t, test.enum, test.prefix); !slices.Equal(got, test.words) {
 			t.Errorf("enum %s is %q, the words are %q", test.enum, got, test.words)

@@ -23,7 +23,7 @@ var session = fault.Session{
 
 const all = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasAttempts |
 	fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs | fault.HasInnerIDs |
-	fault.HasKind | fault.HasBefore | fault.HasAfter
+	fault.HasKind | fault.HasBefore | fault.HasAfter | fault.HasOffCPU
 
 // full is a record with every fact known and every number as long as it gets.
 func full() fault.Fault {
@@ -35,6 +35,8 @@ func full() fault.Fault {
 		VMA: fault.VMA{Start: 0x7ffff7ff0000, End: 0x7ffff7ff8000, PgOff: 0x7ffff7ff0, Flags: 0x73, Label: "libpython3.11.so.1.0"},
 
 		Kind: fault.CowFile, KindExact: true, EntryBefore: 0x8000000000000025, EntryAfter: 0x8000000000000867, Pages: 16,
+
+		OffCPU: 9_876, Wait: fault.IO,
 	}
 }
 
@@ -168,6 +170,8 @@ type decoded struct {
 	Before   *string         `json:"pte_before"`
 	After    *string         `json:"pte_after"`
 	Latency  *int64          `json:"latency_ns"`
+	OffCPU   *int64          `json:"offcpu_ns"`
+	Wait     *string         `json:"wait"`
 	VMA      json.RawMessage `json:"vma"`
 	PgOff    *uint64         `json:"pgoff"`
 	Hook     string          `json:"hook"`
@@ -192,7 +196,7 @@ func TestJSONFull(t *testing.T) {
 		`"nspid":3,"host_pid":99,"cpu":127,"comm":"systemd-journal","process":"systemd","mode":"kernel","access":"write","major":true,` +
 		`"address":"0x7ffff7ff1234","ip":"0xffffffff81234567","flags":["WRITE","ALLOW_RETRY","USER","VMA_LOCK","0x80000000"],` +
 		`"flags_raw":"0x80001045","attempts":2,"result":"ok",` +
-		`"kind":"cow-file","kind_by":"exact","page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,` +
+		`"kind":"cow-file","kind_by":"exact","page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,"offcpu_ns":9876,"wait":"io",` +
 		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false},` +
 		`"pgoff":34359705585,"hook":"fentry"}` + "\n"
 	if line != want {
@@ -210,7 +214,8 @@ func TestJSONUnknownIsNull(t *testing.T) {
 		got.FlagsRaw != nil || got.Attempts != nil || got.Result != nil || got.Latency != nil || got.PgOff != nil || string(got.VMA) != "null" {
 		t.Errorf("a fact that is not known is not null: %+v", got)
 	}
-	if got.Kind != nil || got.KindBy != nil || got.PageSize != nil || got.Before != nil || got.After != nil {
+	if got.Kind != nil || got.KindBy != nil || got.PageSize != nil || got.Before != nil || got.After != nil ||
+		got.OffCPU != nil || got.Wait != nil {
 		t.Errorf("what the kernel did is not known and not null: %+v", got)
 	}
 	if got.NSPID != nil || got.HostPID != nil {
@@ -302,6 +307,7 @@ func TestCSV(t *testing.T) {
 		"comm": `\x3dcmd|\"/c,`, "latency_ns": "", "vma_label": `\x1b[31m`, "address": "0x7ffff7ff1234", "major": "true",
 		"time": "2026-11-30T03:02:04.000001239Z", "flags": "WRITE|ALLOW_RETRY|USER|VMA_LOCK|0x80000000", "pgoff": "34359705585", "nspid": "",
 		"kind": "cow-file", "kind_by": "exact", "page_size": "4096", "pte_before": "0x8000000000000025", "pte_after": "0x8000000000000867",
+		"offcpu_ns": "9876", "wait": "io",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %q, want %q", name, got[name], want)
