@@ -91,7 +91,7 @@ func (s *Stat) appendOverview(b []byte, total *fault.Cost) []byte {
 		b = fmt.Appendf(b, "%s spent in faults, %s of the run time, the time of all threads added up", duration(total.Time),
 			percent(uint64(total.Time), uint64(s.Duration)))
 		if total.Untimed > 0 {
-			b = fmt.Appendf(b, "; without %s faults whose time is not known", group(total.Untimed))
+			b = fmt.Appendf(b, ";\nwithout %s faults whose time is not known", group(total.Untimed))
 		}
 		b = append(b, '\n')
 	}
@@ -274,7 +274,11 @@ func (s *Stat) appendHistograms(b []byte) []byte {
 		}
 		b = fmt.Appendf(b, "\n%s, latency\n", kind)
 		for _, st := range steps {
-			b = fmt.Appendf(b, "  <= %-6s %11s %s\n", duration(min(st.bound, k.Max)), group(st.count), bar(st.count, most))
+			b = fmt.Appendf(b, "  <= %-6s %11s", duration(min(st.bound, k.Max)), group(st.count))
+			if st.count > 0 {
+				b = append(append(b, ' '), bar(st.count, most)...)
+			}
+			b = append(b, '\n')
 		}
 	}
 	return b
@@ -553,7 +557,7 @@ func mapped(c *fault.Cost) string {
 }
 
 func share(c, total *fault.Cost) string {
-	if total.Time == 0 {
+	if total.Time == 0 || c.Untimed == c.Faults() {
 		return string(unknown)
 	}
 	return percent(uint64(c.Time), uint64(total.Time))
