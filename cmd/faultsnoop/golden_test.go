@@ -20,13 +20,13 @@ func TestGolden(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d golden files, %v", len(files), err)
 	}
-	duration := regexp.MustCompile(`"duration_ns":\d+|\d+\.\d s by`)
+	duration := regexp.MustCompile(`"duration_ns":\d+|\d+\.\d s by|in \d+ms by|\d+\.\d% of the run time|"time":"[^"]*","total"`)
 	for _, file := range files {
 		args := strings.Split(strings.TrimSuffix(filepath.Base(file), ".golden"), "+")
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			batches := []fault.Batch{{Faults: sampleFaults()}, {Lost: []fault.Loss{{Where: "ring buffer full", Count: 7}}}}
 			line := args
-			if args[0] == "trace" && args[len(args)-1] != "--help" {
+			if args[len(args)-1] != "--help" {
 				line = append(args[:len(args):len(args)], "--duration", "200ms")
 			}
 			code, stdout, stderr := runWith(script(fakeSource{batches: batches, counters: fault.Counters{Filtered: 3}}), line...)
