@@ -218,6 +218,15 @@ struct vm_area_struct {
 	struct vm_userfaultfd_ctx vm_userfaultfd_ctx;
 };
 
+/* Since 5.17, if built with CONFIG_ANON_VMA_NAME. */
+struct anon_vma_name {
+	char name[1];
+};
+
+struct vm_area_struct___named {
+	struct anon_vma_name *anon_name;
+};
+
 struct vm_area_struct___rb {
 	struct rb_node vm_rb;
 };

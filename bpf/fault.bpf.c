@@ -350,6 +350,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->major = 0;
 	rec->attempts = 0;
 	rec->missing = b->missing;
+	rec->cause = 0;
 	rec->offcpu_ns = 0;
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
@@ -811,13 +812,15 @@ int refuse(__u64 *ctx)
 	struct task_state *st;
 	__u64 address;
 	__u8 result;
+	int code;
 
 	if ((sig != SIGSEGV && sig != SIGBUS) || (void *)ctx[2] != (void *)task)
 		return 0;
 	/* SEND_SIG_NOINFO and SEND_SIG_PRIV are small numbers, not pointers. */
 	if ((__u64)info < 4096)
 		return 0;
-	result = signal_result(sig, BPF_CORE_READ(info, si_code));
+	code = BPF_CORE_READ(info, si_code);
+	result = signal_result(sig, code);
 	if (result == RESULT_UNKNOWN)
 		return 0;
 	address = (__u64)BPF_CORE_READ(info, _sifields._sigfault._addr);
@@ -827,12 +830,18 @@ int refuse(__u64 *ctx)
 		return 0;
 	}
 	if (st && st->phase == HANDLING && !((st->rec.address ^ address) & PAGE_MASK_4K)) {
+		st->rec.cause = sig == SIGSEGV ? code : 0;
+		if (!st->ignored && !(st->rec.known & KNOWN_VMA))
+			find_vma_unlocked(st, task);
 		end(st, task, result, false);
 		return 0;
 	}
 	st = begin_refused(task, st, address);
 	if (!st)
 		return 0;
+	st->rec.cause = sig == SIGSEGV ? code : 0;
+	if (!st->ignored)
+		find_vma_unlocked(st, task);
 	st->rec.end_ns = st->rec.start_ns;
 	st->rec.result = result;
 	emit(st);

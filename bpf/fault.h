@@ -82,7 +82,8 @@ enum label {
 	LABEL_ANON,
 	LABEL_HEAP,
 	LABEL_STACK,
-	LABEL_FILE, /* named by a name record of the same dev, ino and hash */
+	LABEL_ANON_NAME, /* by prctl; named by a name record of the same hash */
+	LABEL_FILE,	 /* named by a name record of the same dev, ino and hash */
 };
 
 /* Which parts of a fault_record hold knowledge. */
@@ -152,8 +153,9 @@ struct fault_record {
 	__u16 pages;
 	__u16 present; /* which of these were mapped before */
 	__u64 offcpu_ns;
-	__u8 wait; /* enum wait that took most of it */
-	__u8 pad2[7];
+	__u8 wait;  /* enum wait that took most of it */
+	__u8 cause; /* si_code of the SIGSEGV that it ended with, 0 for none */
+	__u8 pad2[6];
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };

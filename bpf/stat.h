@@ -137,7 +137,7 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 		/* fall through */
 	case BY_FILE:
 		key->label = rec->known & KNOWN_VMA ? rec->label : LABEL_UNKNOWN;
-		if (key->label == LABEL_FILE)
+		if (key->label == LABEL_FILE || key->label == LABEL_ANON_NAME)
 			key->file = rec->file;
 		break;
 	case BY_PAGE:

@@ -191,6 +191,36 @@ static __always_inline bool describe_special(struct fault_record *rec, struct vm
 	return true;
 }
 
+/* ANON_VMA_NAME_MAX_LEN */
+#define ANON_NAME_WORDS 10
+
+/*
+ * A name that the process has given to anonymous memory (PR_SET_VMA_ANON_NAME). It is
+ * known by its text, since its place is soon another name's.
+ */
+static __always_inline bool describe_named(struct fault_record *rec, struct vm_area_struct *vma)
+{
+	struct vm_area_struct___named *named = (void *)vma;
+	__u64 text[ANON_NAME_WORDS] = {}, hash = 0;
+	struct anon_vma_name *name;
+
+	if (!bpf_core_field_exists(named->anon_name))
+		return false;
+	name = BPF_CORE_READ(named, anon_name);
+	if (!name || bpf_probe_read_kernel_str(text, sizeof(text),
+					       __builtin_preserve_access_index(&name->name)) <= 0)
+		return false;
+	for (int i = 0; i < ANON_NAME_WORDS; i++)
+		hash = (hash ^ text[i]) * 0x9e3779b97f4a7c15ULL;
+
+	struct name_key key = { .hash = hash };
+
+	rec->file = key;
+	rec->label = LABEL_ANON_NAME;
+	send_name(&key, __builtin_preserve_access_index(&name->name));
+	return true;
+}
+
 /* typed: the verifier knows vma to be a struct vm_area_struct. */
 static __always_inline void describe_vma(struct fault_record *rec, struct vm_area_struct *vma,
 					 bool typed)
@@ -212,6 +242,8 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 	/* What has operations is not anonymous (vma_is_anonymous). */
 	rec->backing = READ(typed, vma, vm_ops) ? BACKING_DEVICE : BACKING_ANON;
 	if (describe_special(rec, vma, typed))
+		return;
+	if (describe_named(rec, vma))
 		return;
 	rec->file.ino = rec->file.hash = rec->file.dev = rec->file.mount = 0;
 	/* The rules of fs/proc/task_mmu.c, vma_is_initial_heap and _stack. */
@@ -381,6 +413,27 @@ static __always_inline void find_vma(struct task_state *st, struct task_struct *
 		st->vma_mm = has_seq ? (__u64)mm : 0;
 		st->vma_seq = seq;
 	}
+}
+
+/*
+ * The same where the kernel holds the mapping no longer, as for a signal. What another
+ * thread changes meanwhile gives no answer; what it is just about to change, one from
+ * before.
+ */
+static __always_inline void find_vma_unlocked(struct task_state *st, struct task_struct *task)
+{
+	struct mm_struct *mm = READ_TASK(task, mm);
+	__u32 before = 0, after = 0;
+
+	if (!mm)
+		return;
+	read_mm_seq(mm, &before);
+	find_vma(st, task);
+	read_mm_seq(mm, &after);
+	if (before == after)
+		return;
+	st->rec.known &= ~KNOWN_VMA;
+	st->vma_mm = 0;
 }
 
 #endif

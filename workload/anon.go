@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"unsafe"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/fault"
 )
@@ -59,13 +61,17 @@ func (a *alloc) lay(p *plan) error {
 }
 
 // touch is the plain first write, by several threads.
-type touch struct{ pages, threads, stride int }
+type touch struct {
+	pages, threads, stride int
+	vmaName                string
+}
 
 func touchFlags(fs *pflag.FlagSet) program {
 	t := &touch{}
 	fs.IntVar(&t.pages, "pages", 1024, "pages that each thread touches")
 	fs.IntVar(&t.threads, "threads", 1, "number of threads")
 	fs.IntVar(&t.stride, "stride", 1, "distance of touched pages, in pages")
+	fs.StringVar(&t.vmaName, "vma-name", "", "name of the mapping (PR_SET_VMA_ANON_NAME, since Linux 5.17)")
 	return t
 }
 
@@ -86,6 +92,11 @@ func (t *touch) lay(p *plan) error {
 		if err != nil {
 			return err
 		}
+		if t.vmaName != "" {
+			if err := nameMapping(b, t.vmaName); err != nil {
+				return err
+			}
+		}
 		r := wholeRange(b, fault.Write, fault.Anon, p.pageSize)
 		n := int64(t.pages)
 		r.Expectation = Expectation{Pages: n, Faults: n, Minor: n}
@@ -93,6 +104,20 @@ func (t *touch) lay(p *plan) error {
 		if err := p.addJob(j); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// nameMapping gives anonymous memory a name that /proc/PID/maps shows.
+func nameMapping(b []byte, name string) error {
+	text, err := unix.BytePtrFromString(name)
+	if err != nil {
+		return fmt.Errorf("naming the mapping %q: %w", name, err)
+	}
+	err = unix.Prctl(unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME, uintptr(addressOf(b)), uintptr(len(b)),
+		uintptr(unsafe.Pointer(text)))
+	if err != nil {
+		return fmt.Errorf("naming the mapping %q: %w: the kernel was built without CONFIG_ANON_VMA_NAME, or the name has letters that it forbids", name, err)
 	}
 	return nil
 }

@@ -58,6 +58,9 @@ type Fault struct {
 	// Comm is the name of the thread, Process the name of its thread group leader.
 	Comm, Process Comm
 
+	// Cause is why a fault ended with SIGSEGV, NoCause for others.
+	Cause Cause
+
 	Known  Field
 	Mode   Mode
 	Access Access
@@ -139,6 +142,32 @@ func (v *VMA) Perm() string {
 	return string(perm[:])
 }
 
+// vmFlagNames are the bits of VMA.Flags that have kept their places since Linux 5.10, by
+// the names of show_smap_vma_flags in fs/proc/task_mmu.c.
+var vmFlagNames = [...]struct {
+	bit  uint64
+	name string
+}{
+	{0x1, "rd"}, {0x2, "wr"}, {0x4, "ex"}, {0x8, "sh"}, {0x10, "mr"}, {0x20, "mw"}, {0x40, "me"}, {0x80, "ms"},
+	{0x100, "gd"}, {0x200, "um"}, {0x400, "pf"}, {0x1000, "uw"}, {0x2000, "lo"}, {0x4000, "io"}, {0x8000, "sr"},
+	{0x10000, "rr"}, {0x20000, "dc"}, {0x40000, "de"}, {0x80000, "lf"}, {0x100000, "ac"}, {0x200000, "nr"},
+	{0x400000, "ht"}, {0x800000, "sf"}, {0x1000000, "ar"}, {0x2000000, "wf"}, {0x4000000, "dd"},
+	{0x8000000, "sd"}, {0x10000000, "mm"}, {0x20000000, "hg"}, {0x40000000, "nh"}, {0x80000000, "mg"},
+}
+
+// AppendFlags appends the names of the mapping's flags as in VmFlags of
+// /proc/PID/smaps. Bits above the 32nd, whose places differ between kernels, are left out.
+func (v *VMA) AppendFlags(b []byte) []byte {
+	sep := ""
+	for _, n := range vmFlagNames {
+		if v.Flags&n.bit != 0 {
+			b = append(append(b, sep...), n.name...)
+			sep = " "
+		}
+	}
+	return b
+}
+
 // PermFlags is the inverse of [VMA.Perm] for the four bits that a permission
 // string shows.
 func PermFlags(perm string) uint64 {
@@ -162,6 +191,12 @@ func (f *Fault) PageSize() uint64 {
 		return 0
 	}
 	return 4096 << (9 * f.Level)
+}
+
+// FileOffset is where in the mapped file the address is, in bytes, with pages of
+// pageSize.
+func (f *Fault) FileOffset(pageSize uint64) uint64 {
+	return f.PgOff*pageSize + f.Address%pageSize
 }
 
 // Mapped is how many bytes the fault has mapped, 0 if that is not known.

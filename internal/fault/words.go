@@ -62,6 +62,23 @@ var resultNames = [...]string{"ok", "sigbus", "sigsegv", "oom", "hwpoison", "int
 
 func (r Result) String() string { return name(resultNames[:], r) }
 
+// Cause is why a SIGSEGV was sent: its si_code (include/uapi/asm-generic/siginfo.h).
+type Cause uint8
+
+const (
+	NoCause Cause = 0
+	// MapErr: there is no mapping at the address.
+	MapErr Cause = 1
+	// AccErr: the mapping forbids the access.
+	AccErr Cause = 2
+	// PkuErr: a protection key forbids it.
+	PkuErr Cause = 4
+)
+
+var causeNames = [...]string{"", "maperr", "accerr", "bnderr", "pkuerr"}
+
+func (c Cause) String() string { return name(causeNames[:], c) }
+
 // Kind is what the kernel did for a fault.
 type Kind uint8
 

@@ -20,10 +20,11 @@ const (
 	recordName     = 2
 	recordSelftest = 3
 
-	labelAnon  = 1
-	labelHeap  = 2
-	labelStack = 3
-	labelFile  = 4
+	labelAnon     = 1
+	labelHeap     = 2
+	labelStack    = 3
+	labelAnonName = 4
+	labelFile     = 5
 
 	resultUnknown = 255
 )
@@ -116,9 +117,19 @@ type fileName struct {
 	deleted     bool
 }
 
+// internalFiles are files that the kernel makes for memory that no process opened a file
+// for, and what to call them (mm/shmem.c, mm/mmap.c).
+var internalFiles = map[string]string{
+	"dev/zero":      "[shmem]",
+	"anon_hugepage": "[hugetlb]",
+}
+
 // makeFileName puts the components of a path, of which the last comes first, in order.
 func makeFileName(text string, flags uint32) fileName {
 	if flags&namePath == 0 {
+		if label := internalFiles[text]; label != "" {
+			text = label
+		}
 		return fileName{label: text}
 	}
 	parts := strings.Split(strings.TrimSuffix(text, "\x00"), "\x00")
@@ -144,6 +155,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Flags:    r.Flags,
 		Address:  r.Address,
 		IP:       r.Ip,
+		Cause:    fault.Cause(r.Cause),
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages,
@@ -182,6 +194,9 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
 	if name, ok := d.nameOf(r.Label, &r.File); ok {
 		f.VMA.Label, f.VMA.Path, f.VMA.Deleted = name.label, name.path, name.deleted
+		if r.Label == labelAnon && f.VMA.Perm() == "---p" {
+			f.VMA.Label = "[guard]"
+		}
 		f.Known |= fault.HasLabel
 	}
 }
@@ -195,6 +210,10 @@ func (d *decoder) nameOf(label uint8, file *faultNameKey) (fileName, bool) {
 		return fileName{label: "[heap]"}, true
 	case labelStack:
 		return fileName{label: "[stack]"}, true
+	case labelAnonName:
+		name, ok := d.names[*file]
+		name.label = "[anon:" + name.label + "]"
+		return name, ok
 	case labelFile:
 		name, ok := d.names[*file]
 		return name, ok

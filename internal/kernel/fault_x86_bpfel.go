@@ -108,7 +108,8 @@ type faultFaultRecord struct {
 	Present     uint16
 	OffcpuNs    uint64
 	Wait        uint8
-	Pad2        [7]uint8
+	Cause       uint8
+	Pad2        [6]uint8
 	Comm        [16]int8
 	Process     [16]int8
 }

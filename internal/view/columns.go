@@ -143,6 +143,11 @@ var Columns = []Column{
 		key: "result", raw: known(fault.HasResult, func(b []byte, f *fault.Fault) []byte { return append(b, f.Result.String()...) }), quoted: true,
 	},
 	{
+		Name: "cause", Title: "CAUSE", Width: 6, left: true, Help: "why it ended with SIGSEGV: maperr (no mapping), accerr (not permitted) or pkuerr (protection key)",
+		key: "cause", quoted: true,
+		raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte { return append(b, f.Cause.String()...) },
+	},
+	{
 		Name: "kind", Title: "KIND", Width: 8, left: true, Help: "what the kernel did: anon, zero, thp, file, cow-file, cow, reuse, mkwrite, shmem, swap, hugetlb, numa, uffd, device or spurious",
 		key: "kind", raw: known(fault.HasKind, func(b []byte, f *fault.Fault) []byte { return append(b, f.Kind.String()...) }), quoted: true,
 	},
@@ -196,6 +201,10 @@ var Columns = []Column{
 		key: "perm", ofVMA: true, raw: known(fault.HasVMA, appendPerm), quoted: true,
 	},
 	{
+		Name: "vm_flags", Title: "VMFLAGS", Width: 24, left: true, Help: "flags of the mapping as in VmFlags of /proc/PID/smaps, for example rd wr mr mw me ac",
+		key: "flags", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return f.VMA.AppendFlags(b) }), quoted: true,
+	},
+	{
 		Name: "vma_pgoff", Title: "VPGOFF(hex)", Width: 11, Help: "the mapping's own offset in its file, in pages",
 		key: "pgoff", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.VMA.PgOff) }),
 		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.PgOff, 16) }),
@@ -204,6 +213,15 @@ var Columns = []Column{
 		Name: "pgoff", Title: "PGOFF(hex)", Width: 10, Help: "the page's offset in its file, in pages, as the kernel computes it (for anonymous memory too); decimal in CSV and JSON",
 		key: "pgoff", raw: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PgOff) }),
 		text: known(fault.HasPgOff, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.PgOff, 16) }),
+	},
+	{
+		Name: "offset", Title: "OFFSET(hex)", Width: 11, Help: "the same in bytes, of the address itself, for mapped files only; decimal in CSV and JSON",
+		key: "file_offset", raw: func(e *Encoder, b []byte, f *fault.Fault) []byte { return e.appendOffset(b, f, 10) },
+		text: func(e *Encoder, b []byte, f *fault.Fault) []byte { return e.appendOffset(b, f, 16) },
+	},
+	{
+		Name: "vma_lock", Title: "VMALOCK", Width: 7, left: true, Help: "whether the first attempt was made under the mapping's own lock (since Linux 6.4) instead of mmap_lock",
+		key: "vma_lock", raw: (*Encoder).appendVMALock,
 	},
 	{
 		Name: "hook", Title: "HOOK", Width: 10, left: true, Help: "how the fault was heard of",
@@ -412,6 +430,27 @@ func appendKindBy(b []byte, f *fault.Fault) []byte {
 		return append(b, "exact"...)
 	}
 	return append(b, "inferred"...)
+}
+
+// appendOffset appends the offset in the mapped file, if it is one.
+func (e *Encoder) appendOffset(b []byte, f *fault.Fault, base int) []byte {
+	if !f.Is(fault.HasPgOff) || f.VMA.Inode == 0 {
+		return b
+	}
+	return strconv.AppendUint(b, f.FileOffset(e.session.PageSize), base)
+}
+
+// appendVMALock appends whether FAULT_FLAG_VMA_LOCK was set, where the kernel has it.
+func (e *Encoder) appendVMALock(b []byte, f *fault.Fault) []byte {
+	if !f.Is(fault.HasFlags) {
+		return b
+	}
+	for _, n := range e.session.FlagNames {
+		if n.Name == "VMA_LOCK" {
+			return strconv.AppendBool(b, f.Flags&n.Bit != 0)
+		}
+	}
+	return append(b, "false"...)
 }
 
 // appendWait appends why the thread did not run, if it did not.
