@@ -69,6 +69,11 @@ func Kinds() []Kind {
 			"mkwrite", "write to pages of a shared file mapping that were read before",
 			"The file system wants to know which pages become dirty, so the first write to each faults.", mkwriteFlags,
 		},
+		{
+			"numa", "read memory until NUMA balancing has made each page fault once",
+			"Needs a machine with several nodes and kernel.numa_balancing=1. The kernel scans a process a second\n" +
+				"after its start at the earliest.", numaFlags,
+		},
 		{"kernel", "let read(2) from /dev/zero fill fresh memory: the faults are taken in kernel mode", "", kernelFlags},
 		{
 			"remote", "write to fresh memory of a child by process_vm_writev(2)",

@@ -201,6 +201,31 @@ func checkRecord(t *testing.T, f *liveFault, hook string, rep *workload.Report) 
 	}
 }
 
+// NUMA balancing takes the permissions of pages away to hear of their use. Only the
+// kernel matrix has several nodes, and nobody else who minds the hints.
+func TestWorkloadsNUMA(t *testing.T) {
+	const knob = "/proc/sys/kernel/numa_balancing"
+	if os.Getenv(guestEnv) == "" {
+		t.Skip("needs a machine with several nodes: the kernel matrix runs it")
+	}
+	if err := os.WriteFile(knob, []byte("1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	defer os.WriteFile(knob, []byte("0"), 0o644)
+	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		tr := trace(t, hook, "--", self(t), "workload", "numa", "--pages", "64")
+		rep := tr.report(t)
+		for _, f := range tr.inRange(rep) {
+			if words(f.Kind) != "numa" || words(f.KindBy) != "exact" {
+				t.Fatalf("kind %s by %s: %+v", words(f.Kind), words(f.KindBy), f)
+			}
+		}
+		if n := count(tr.inRange(rep)); n.minor < rep.Faults || n.minor+n.major > rep.Minflt+rep.Majflt {
+			t.Errorf("records %+v in the range, want at least its %d pages and at most the %d faults of the thread", n, rep.Faults, rep.Minflt)
+		}
+	})
+}
+
 // A whole process from fork to exit: the records are the kernel's own counts.
 func TestWholeProcess(t *testing.T) {
 	hooks(t, bpfHooks, func(t *testing.T, hook string) {

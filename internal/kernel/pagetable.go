@@ -26,7 +26,8 @@ const (
 	// triedAtOnce is TRIES of bpf/witness.bpf.c.
 	triedAtOnce = 1024
 	// witnessPages is how many pages must be found where the kernel says they are.
-	witnessPages = 3
+	witnessPages    = 3
+	witnessAttempts = 3
 )
 
 // tableLevels are the depths that a page table may have, deepest first: with 5 levels
@@ -37,6 +38,13 @@ var tableLevels = map[string][]uint8{"amd64": {5, 4}, "arm64": {5, 4, 3}}
 // /proc/self/pagemap tells to those who may know.
 func probePageTables() (PageTables, Support) {
 	tables, err := findPageTables()
+	for range witnessAttempts {
+		if err == nil {
+			break
+		}
+		// NUMA balancing or compaction may have moved a page meanwhile.
+		tables, err = findPageTables()
+	}
 	if err != nil {
 		return PageTables{}, Support{Found: err.Error()}
 	}
@@ -169,6 +177,10 @@ func (p *ownPages) findDirectMap(w *witnessObjects) (uint64, error) {
 // verify walks to all pages.
 func (p *ownPages) verify(w *witnessObjects, base uint64, levels uint8) (bool, error) {
 	for i, mem := range p.memory {
+		// The read gives it the permissions back that NUMA balancing may have taken.
+		if binary.NativeEndian.Uint64(mem) == 0 {
+			return false, nil
+		}
 		err := errors.Join(w.WalkAddress.Set(addressOf(mem)), w.WalkBase.Set(base), w.WalkLevels.Set(levels))
 		if err == nil {
 			err = runOnce(w.Walk)

@@ -43,6 +43,8 @@ var settings = []struct{ file, value string }{
 	// a test of that case sets it.
 	{"/proc/sys/kernel/perf_event_paranoid", "2"},
 	{"/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids"},
+	// Hints would be faults that no workload counts; a test of them switches it on.
+	{"/proc/sys/kernel/numa_balancing", "0"},
 }
 
 func mountDevices() error {
