@@ -257,6 +257,7 @@ struct task_struct {
 	int pagefault_disabled;
 	__u64 start_time;
 	unsigned in_iowait : 1;
+	__u64 self_exec_id;
 	struct thread_struct thread;
 };
 

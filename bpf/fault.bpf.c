@@ -293,6 +293,39 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 	rec->known |= rec->kind != KIND_UNKNOWN ? KNOWN_KIND : 0;
 }
 
+const volatile bool remember_pages;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1); /* set by user space */
+	__type(key, struct page_key);
+	__type(value, __u8);
+} pages_seen SEC(".maps");
+
+/*
+ * Whether the page has faulted before. Of other address spaces than the thread's own
+ * nothing is remembered.
+ */
+static __always_inline void remember(struct task_state *st, struct task_struct *task)
+{
+	struct fault_record *rec = &st->rec;
+	struct page_key key = {
+		.tgid = READ_TASK(task, tgid),
+		.exec_id = BPF_CORE_READ(task, self_exec_id),
+		.page = rec->address & PAGE_MASK_4K,
+	};
+	__u8 yes = 1;
+
+	if (!remember_pages || rec->mode == MODE_REMOTE || rec->type == RECORD_SELFTEST)
+		return;
+	rec->known |= KNOWN_AGAIN;
+	rec->again = bpf_map_lookup_elem(&pages_seen, &key) != NULL;
+	if (!rec->again && bpf_map_update_elem(&pages_seen, &key, &yes, BPF_ANY)) {
+		rec->known &= ~KNOWN_AGAIN;
+		count(unremembered);
+	}
+}
+
 /* Stops accounting for a thread until it is wanted again. */
 static __always_inline void forget(struct task_state *st)
 {
@@ -415,6 +448,8 @@ static __always_inline void end(struct task_state *st, struct task_struct *task,
 	if (!st->ignored) {
 		sum_waits(st);
 		look_after(st, result, major);
+		if (result == RESULT_OK)
+			remember(st, task);
 	}
 	emit(st);
 }

@@ -99,6 +99,7 @@ enum known {
 	KNOWN_KIND = 1 << 8,
 	KNOWN_BEFORE = 1 << 9, /* entry_before */
 	KNOWN_AFTER = 1 << 10, /* entry_after */
+	KNOWN_AGAIN = 1 << 11, /* again */
 };
 
 /* Why a thread was off its CPU. The order is that of fault.Wait in Go. */
@@ -155,7 +156,8 @@ struct fault_record {
 	__u64 offcpu_ns;
 	__u8 wait;  /* enum wait that took most of it */
 	__u8 cause; /* si_code of the SIGSEGV that it ended with, 0 for none */
-	__u8 pad2[6];
+	__u8 again; /* the page has faulted before in this run */
+	__u8 pad2[5];
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };
@@ -167,6 +169,12 @@ struct name_record {
 	__u32 flags; /* enum name_flag */
 	__u32 pad;
 	char name[PATH_LEN + NAME_LEN];
+};
+
+/* A page of a process between two execs. */
+struct page_key {
+	__u32 tgid, exec_id;
+	__u64 page;
 };
 
 /* Faults by how they ended. */
@@ -182,7 +190,8 @@ struct counters {
 	struct tally unseen;	/* in min_flt or maj_flt, but without a record */
 	__u64 lost_children;	/* processes that could not be followed */
 	__u64 filtered;
-	__u64 untimed; /* records of completions that were not heard of */
+	__u64 untimed;	    /* records of completions that were not heard of */
+	__u64 unremembered; /* pages for which there was no room in pages_seen */
 };
 
 /* How often, and what it cost. */

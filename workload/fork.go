@@ -36,16 +36,21 @@ func forkIdle() (pid int, release func() error, err error) {
 		if err := unix.Close(pipe[1]); err != nil { // the child reads the end of file and exits
 			return fmt.Errorf("releasing child %d: %w", pid, err)
 		}
-		for {
-			_, err := unix.Wait4(pid, nil, 0, nil)
-			switch {
-			case err == nil:
-				return nil
-			case !errors.Is(err, unix.EINTR):
-				return fmt.Errorf("waiting for child %d: %w", pid, err)
-			}
-		}
+		return reap(pid)
 	}, err
+}
+
+// reap waits for the end of a child.
+func reap(pid int) error {
+	for {
+		_, err := unix.Wait4(pid, nil, 0, nil)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("waiting for child %d: %w", pid, err)
+		}
+	}
 }
 
 // anyCPU is one that this process may run on.

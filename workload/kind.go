@@ -74,6 +74,10 @@ func Kinds() []Kind {
 			"Needs a machine with several nodes and kernel.numa_balancing=1. The kernel scans a process a second\n" +
 				"after its start at the earliest.", numaFlags,
 		},
+		{
+			"device", "read a page of [vdso] again and again: the kernel's own handler maps it",
+			"Done by a forked child, which drops the page each time.", deviceFlags,
+		},
 		{"kernel", "let read(2) from /dev/zero fill fresh memory: the faults are taken in kernel mode", "", kernelFlags},
 		{
 			"remote", "write to fresh memory of a child by process_vm_writev(2)",

@@ -20,8 +20,10 @@ type plan struct {
 	// faultSize is what one fault maps, in bytes.
 	faultSize int
 	target    int
-	file      string
-	jobs      []*job
+	// pid is the process that takes the faults, if it is another one.
+	pid  int
+	file string
+	jobs []*job
 	// start, if not nil, is called right before the threads are let go. The context
 	// is the one given to Run.
 	start   func(context.Context)
@@ -48,6 +50,8 @@ type job struct {
 	// check, if not nil, is called after the touching. It returns what went wrong and
 	// may correct ranges.
 	check func() error
+	// counted, if not nil, is the kernel's count of the faults, if not the thread's.
+	counted func() Counted
 	// last, if not nil, is called on the thread when the report is written.
 	last func()
 }

@@ -25,7 +25,8 @@ type Report struct {
 	// counted yet.
 	Ready bool   `json:"ready,omitempty"`
 	Kind  string `json:"kind"`
-	PID   int    `json:"pid"`
+	// PID is the process that takes the faults.
+	PID int `json:"pid"`
 	// Target is the process whose memory is written, if it is another one.
 	Target int `json:"target_pid,omitempty"`
 	// File is the mapped file of kind file.

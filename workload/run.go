@@ -80,7 +80,13 @@ func (c *Command) report(p *plan, crew *crew) *Report {
 		Type: reportType, Kind: c.kind.Name, PID: os.Getpid(), Target: p.target, File: p.file,
 		PageSize: p.faultSize, Mode: p.mode.String(),
 	}
+	if p.pid != 0 {
+		r.PID = p.pid
+	}
 	for _, t := range crew.threads {
+		if p.pid != 0 {
+			t.tid = p.pid
+		}
 		r.Threads = append(r.Threads, Thread{TID: t.tid, Comm: t.comm.String(), Ranges: t.job.ranges, Counted: t.counted()})
 	}
 	r.total()
@@ -246,5 +252,8 @@ func readUsage(u *unix.Rusage) {
 }
 
 func (t *thread) counted() Counted {
+	if t.job.counted != nil {
+		return t.job.counted()
+	}
 	return Counted{Minflt: t.after.Minflt - t.before.Minflt, Majflt: t.after.Majflt - t.before.Majflt}
 }

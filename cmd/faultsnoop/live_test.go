@@ -42,6 +42,7 @@ var oracles = []struct {
 	{"user", []string{"thp"}},
 	{"user", []string{"hugetlb"}},
 	{"user", []string{"where"}},
+	{"user", []string{"device", "--pages", "32"}},
 	{"user", []string{"file", "--pages", "64", "--dir", fileDir()}},
 	{"user", []string{"file", "--cold", "--pages", "64", "--dir", fileDir()}},
 	{"user", []string{"cow-file", "--pages", "64", "--dir", fileDir()}},

@@ -37,6 +37,7 @@ type traceOptions struct {
 	json     bool
 	csv      bool
 	count    uint64
+	again    bool
 	duration time.Duration
 
 	// advanced
@@ -91,6 +92,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.Var(into(&o.columns, parseColumns), "columns", "show these columns or presets: `A,B,C` as listed below")
 	output.BoolVar(&o.json, "json", false, "one JSON object a line: header, faults, losses, summary")
 	output.BoolVar(&o.csv, "csv", false, "comma-separated values with a header line")
+	output.BoolVar(&o.again, "again", false, "remember the pages of up to 1,048,576 faults, for column again")
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
 
@@ -174,6 +176,8 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("an empty name for -c selects nothing: write a part of a name, or leave -c out")
 	case o.hook == string(kernel.Perf) && o.access != nil:
 		return usagef("--hook perf does not know how memory is accessed: leave --access out, or --hook")
+	case o.hook == string(kernel.Perf) && o.again:
+		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
 	case o.hook == string(kernel.Perf) && len(o.kinds) > 0:
 		return usagef("--hook perf does not know what the kernel did: leave --kind out, or --hook")
 	}

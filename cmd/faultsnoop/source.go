@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/bits"
@@ -24,6 +25,8 @@ type sourceOptions struct {
 	Command    []string
 	// Buffer is the size of the ring buffer in bytes, 0 for the default.
 	Buffer int
+	// Again remembers which pages have faulted.
+	Again bool
 	// CountOnly has faults counted where they happen, with these tables.
 	CountOnly bool
 	Tables    []fault.By
@@ -40,7 +43,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 	opt := kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
 		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
-		CountOnly: o.CountOnly, Tables: o.Tables,
+		Again: o.Again, CountOnly: o.CountOnly, Tables: o.Tables,
 	}
 	plans, err := features.Plans(opt)
 	if err != nil {
@@ -74,6 +77,9 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 func openPlan(plan kernel.Plan, opt kernel.Options, o sourceOptions) (source, error) {
 	if plan.Hook != kernel.Perf {
 		return kernel.Open(plan, opt)
+	}
+	if o.Again {
+		return nil, errors.New("remembering pages: hook perf does not, and no other works here: leave --again out")
 	}
 	return perfevent.Open(perfevent.Options{
 		Filter: o.Filter, Sample: o.Sample, CommandPID: o.CommandPID, Command: o.Command,

@@ -31,6 +31,9 @@ type Counters struct {
 	// Untimed is how many of the records have no latency because the completion
 	// was not heard of (a missed return probe, a CPU that had just come online).
 	Untimed uint64
+	// Unremembered is how many faults found no room in the memory of pages, so that Again
+	// is not known of them.
+	Unremembered uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.
 	Minor, Major, Failed uint64
 }

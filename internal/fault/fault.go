@@ -30,6 +30,7 @@ const (
 	HasInnerIDs                   // InnerPID and InnerTID
 	HasKind                       // Kind
 	HasBefore                     // EntryBefore
+	HasAgain                      // Again
 	HasOffCPU                     // OffCPU, and Wait if it is not 0
 	HasAfter                      // EntryAfter, Level and Pages
 )
@@ -85,6 +86,8 @@ type Fault struct {
 	// not concluded from the mapping and the access alone.
 	Kind      Kind
 	KindExact bool
+	// Again: the page has faulted before in this run, since its process's last exec.
+	Again bool
 	// EntryBefore and EntryAfter are the page-table entries for the address when the
 	// fault began and was complete, as the architecture defines them: of the lowest
 	// table there was.

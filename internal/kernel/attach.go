@@ -41,6 +41,7 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 	}
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
 	spec.Maps[faultMapStatRows].MaxEntries = uint32(p.StatRows)
+	spec.Maps[faultMapPagesSeen].MaxEntries = uint32(p.Pages)
 	if p.TaskStorage {
 		spec.Maps[faultMapStatesByTask].MaxEntries = 1
 		return nil

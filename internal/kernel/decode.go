@@ -45,6 +45,7 @@ var knownFields = [...]struct {
 	{1 << 8, fault.HasKind},
 	{1 << 9, fault.HasBefore},
 	{1 << 10, fault.HasAfter},
+	{1 << 11, fault.HasAgain},
 }
 
 // maxNames bounds the memory for file names.
@@ -156,6 +157,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Address:  r.Address,
 		IP:       r.Ip,
 		Cause:    fault.Cause(r.Cause),
+		Again:    r.Again != 0,
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages,

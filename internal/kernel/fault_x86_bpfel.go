@@ -60,6 +60,7 @@ type faultCounters struct {
 	LostChildren uint64
 	Filtered     uint64
 	Untimed      uint64
+	Unremembered uint64
 }
 
 type faultExePattern struct {
@@ -109,7 +110,8 @@ type faultFaultRecord struct {
 	OffcpuNs    uint64
 	Wait        uint8
 	Cause       uint8
-	Pad2        [6]uint8
+	Again       uint8
+	Pad2        [5]uint8
 	Comm        [16]int8
 	Process     [16]int8
 }
@@ -136,6 +138,13 @@ type faultNameRecord struct {
 	Flags uint32
 	Pad   uint32
 	Name  [4352]int8
+}
+
+type faultPageKey struct {
+	_      structs.HostLayout
+	Tgid   uint32
+	ExecId uint32
+	Page   uint64
 }
 
 type faultStatKey struct {
@@ -183,6 +192,7 @@ const (
 	faultMapKindRows                 = "kind_rows"
 	faultMapNames                    = "names"
 	faultMapOtherRows                = "other_rows"
+	faultMapPagesSeen                = "pages_seen"
 	faultMapRecords                  = "records"
 	faultMapStatRows                 = "stat_rows"
 	faultMapStates                   = "states"
@@ -237,6 +247,7 @@ const (
 	faultVarMinLatencyNs             = "min_latency_ns"
 	faultVarNameRecordType           = "name_record_type"
 	faultVarObserverPidns            = "observer_pidns"
+	faultVarRememberPages            = "remember_pages"
 	faultVarRetHwpoison              = "ret_hwpoison"
 	faultVarRetMajor                 = "ret_major"
 	faultVarRetOom                   = "ret_oom"
@@ -331,6 +342,7 @@ type faultMapSpecs struct {
 	KindRows     *ebpf.MapSpec `ebpf:"kind_rows"`
 	Names        *ebpf.MapSpec `ebpf:"names"`
 	OtherRows    *ebpf.MapSpec `ebpf:"other_rows"`
+	PagesSeen    *ebpf.MapSpec `ebpf:"pages_seen"`
 	Records      *ebpf.MapSpec `ebpf:"records"`
 	StatRows     *ebpf.MapSpec `ebpf:"stat_rows"`
 	States       *ebpf.MapSpec `ebpf:"states"`
@@ -375,6 +387,7 @@ type faultVariableSpecs struct {
 	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	RememberPages   *ebpf.VariableSpec `ebpf:"remember_pages"`
 	RetHwpoison     *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.VariableSpec `ebpf:"ret_major"`
 	RetOom          *ebpf.VariableSpec `ebpf:"ret_oom"`
@@ -425,6 +438,7 @@ type faultMaps struct {
 	KindRows     *ebpf.Map `ebpf:"kind_rows"`
 	Names        *ebpf.Map `ebpf:"names"`
 	OtherRows    *ebpf.Map `ebpf:"other_rows"`
+	PagesSeen    *ebpf.Map `ebpf:"pages_seen"`
 	Records      *ebpf.Map `ebpf:"records"`
 	StatRows     *ebpf.Map `ebpf:"stat_rows"`
 	States       *ebpf.Map `ebpf:"states"`
@@ -441,6 +455,7 @@ func (m *faultMaps) Close() error {
 		m.KindRows,
 		m.Names,
 		m.OtherRows,
+		m.PagesSeen,
 		m.Records,
 		m.StatRows,
 		m.States,
@@ -486,6 +501,7 @@ type faultVariables struct {
 	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.Variable `ebpf:"observer_pidns"`
+	RememberPages   *ebpf.Variable `ebpf:"remember_pages"`
 	RetHwpoison     *ebpf.Variable `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.Variable `ebpf:"ret_major"`
 	RetOom          *ebpf.Variable `ebpf:"ret_oom"`

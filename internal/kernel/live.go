@@ -254,6 +254,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Failed += c.Matched.Failed - c.LostRing.Failed
 		out.Filtered += c.Filtered
 		out.Untimed += c.Untimed
+		out.Unremembered += c.Unremembered
 		unknown += c.Matched.Unknown - c.LostRing.Unknown
 		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed + c.LostRing.Unknown
 		children += c.LostChildren

@@ -22,6 +22,8 @@ type Options struct {
 	Command    []string
 	// RingBytes is the size of the ring buffer, a power of two; 0 is the default.
 	RingBytes int
+	// Again remembers pages, to tell which fault again.
+	Again bool
 	// CountOnly counts in the kernel, with a table for each of Tables (at most
 	// [fault.MaxTables]), and sends no records.
 	CountOnly bool
@@ -37,6 +39,8 @@ const (
 	// defaultRingBytes holds about 50,000 records: a third of a second of the
 	// fastest storm that two CPUs can make.
 	defaultRingBytes = 8 << 20
+	// maxPages is how many pages are remembered: 4 GiB of memory, in about 80 MiB.
+	maxPages = 1 << 20
 	// The reader, which looks by itself every 50 ms, is woken when this part of the
 	// ring is full, or this many bytes.
 	wakeFraction = 8
@@ -55,6 +59,8 @@ type Plan struct {
 	RingBytes int
 	// StatRows is how many rows all tables have together.
 	StatRows int
+	// Pages is how many pages are remembered.
+	Pages int
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
 	// Covers and Blind are for the user: what the hook can see and what it cannot.
@@ -197,8 +203,12 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 		Variables:   vars,
 		RingBytes:   opt.RingBytes,
 		StatRows:    statRows(opt.Tables),
+		Pages:       1, // a map must have some
 		TaskStorage: f.TaskStorage,
 		FlagNames:   f.FaultFlags,
+	}
+	if opt.Again {
+		p.Pages = maxPages
 	}
 	if p.RingBytes == 0 {
 		p.RingBytes = defaultRingBytes
@@ -269,6 +279,7 @@ func (f *Features) variables(opt Options) (map[string]any, error) {
 		faultVarDirectMap:       f.PageTables.DirectMap,
 		faultVarTableLevels:     f.PageTables.Levels,
 		faultVarCountOnly:       opt.CountOnly,
+		faultVarRememberPages:   opt.Again,
 		faultVarStatTables:      uint8(len(opt.Tables)),
 	}
 	var tables [fault.MaxTables]uint8

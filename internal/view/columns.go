@@ -156,6 +156,16 @@ var Columns = []Column{
 		key: "kind_by", raw: known(fault.HasKind, appendKindBy), quoted: true,
 	},
 	{
+		Name: "again", Title: "AGAIN", Width: 5, left: true, Help: "again: the page has faulted before in this run (with --again)",
+		key: "again", raw: known(fault.HasAgain, func(b []byte, f *fault.Fault) []byte { return strconv.AppendBool(b, f.Again) }),
+		text: known(fault.HasAgain, func(b []byte, f *fault.Fault) []byte {
+			if !f.Again {
+				return append(b, "first"...)
+			}
+			return append(b, "again"...)
+		}),
+	},
+	{
 		Name: "page_size", Title: "SIZE", Width: 4, Help: "what was mapped at once: 4K, 2M, 1G; bytes in CSV and JSON",
 		key: "page_size", raw: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PageSize()) }),
 		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte {

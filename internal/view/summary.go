@@ -34,6 +34,10 @@ func (s *Summary) Line() string {
 		b = append(b, ", "...)
 		b = append(appendUint(b, s.Untimed), " without latency (completion not heard of)"...)
 	}
+	if s.Unremembered > 0 {
+		b = append(b, ", "...)
+		b = append(appendUint(b, s.Unremembered), " without again (no room for more pages)"...)
+	}
 	if s.Printed < s.Seen {
 		b = append(b, "; "...)
 		b = append(appendUint(b, s.Printed), " shown"...)
@@ -79,6 +83,7 @@ func (s *Summary) appendJSON(b []byte) []byte {
 		{`,"major":`, s.Major},
 		{`,"failed":`, s.Failed},
 		{`,"untimed":`, s.Untimed},
+		{`,"unremembered":`, s.Unremembered},
 		{`,"duration_ns":`, uint64(max(s.Duration, 0))},
 	} {
 		b = appendUint(append(b, part.prefix...), part.value)

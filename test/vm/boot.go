@@ -29,7 +29,8 @@ func (m machine) args() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-serial", "stdio",
 		"-no-reboot", "-net", "none",
-		"-smp", fmt.Sprint(m.cpus), "-m", fmt.Sprintf("%dM", m.memoryMiB),
+		// A socket for each node: cores of one must not be on several.
+		"-smp", fmt.Sprintf("%d,sockets=%d", m.cpus, max(m.nodes, 1)), "-m", fmt.Sprintf("%dM", m.memoryMiB),
 		"-kernel", m.kernel, "-initrd", m.initrd,
 		"-append", strings.Join(m.parameters(), " "),
 	}
