@@ -270,6 +270,7 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 {
 	struct fault_record *rec = &st->rec;
 	bool known = rec->known & KNOWN_BEFORE;
+	__u16 new;
 	struct evidence e = {
 		.before = { rec->entry_before, rec->level_before, known },
 		.vma_flags = rec->vma_flags,
@@ -284,7 +285,9 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 		e.after = read_entry(st->pgd, rec->address, direct_map, table_levels);
 		rec->entry_after = e.after.value;
 		rec->level_after = e.after.level;
-		rec->pages = pages_mapped(e.after.present & ~rec->present);
+		new = e.after.present & ~rec->present;
+		rec->pages = pages_mapped(new);
+		rec->folio = pages_mapped(new &e.after.run);
 		rec->known |= e.after.known ? KNOWN_AFTER : 0;
 	}
 	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))

@@ -152,12 +152,13 @@ struct fault_record {
 	__u8 pad;
 	/* Pages that were mapped by it, within 64 KiB around the address. */
 	__u16 pages;
+	__u16 folio;   /* of these, from one large folio of anonymous memory */
 	__u16 present; /* which of these were mapped before */
 	__u64 offcpu_ns;
 	__u8 wait;  /* enum wait that took most of it */
 	__u8 cause; /* si_code of the SIGSEGV that it ended with, 0 for none */
 	__u8 again; /* the page has faulted before in this run */
-	__u8 pad2[5];
+	__u8 pad2[3];
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };

@@ -133,8 +133,10 @@ struct table_entry {
 	__u64 value;
 	__u8 level; /* 0: a page, 1: 2 MiB, 2: 1 GiB; of an empty entry, where it is missing */
 	bool known;
-	/* Of a page: which of the 16 around it, aligned, are mapped. */
+	/* Of a page: which of the 16 around it, aligned, are mapped, */
 	__u16 present;
+	/* and which of them to frames that continue its own. */
+	__u16 run;
 };
 
 #define AROUND 16 /* entries: 64 KiB, as much as the kernel maps around a fault */
@@ -142,7 +144,7 @@ struct table_entry {
 /* Reads the entries around one of the last level. */
 static __always_inline void read_around(__u64 table, __u64 index, struct table_entry *found)
 {
-	__u64 entries[AROUND];
+	__u64 entries[AROUND], first;
 
 	if (bpf_probe_read_kernel(entries, sizeof(entries),
 				  (void *)(table + (index & ~(AROUND - 1ULL)) * 8)))
@@ -150,6 +152,9 @@ static __always_inline void read_around(__u64 table, __u64 index, struct table_e
 	for (int i = 0; i < AROUND; i++)
 		found->present |= entry_present(entries[i]) << i;
 	found->value = entries[index & (AROUND - 1)];
+	first = entry_frame(found->value) - ((index & (AROUND - 1)) << PAGE_SHIFT);
+	for (int i = 0; i < AROUND; i++)
+		found->run |= (entry_frame(entries[i]) == first + (i << PAGE_SHIFT)) << i;
 	found->known = true;
 }
 

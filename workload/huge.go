@@ -16,19 +16,66 @@ import (
 )
 
 // thp is the first write to memory with transparent huge pages.
-type thp struct{ pageCount }
+type thp struct {
+	pageCount
+	folio byteSize
+}
 
 func thpFlags(fs *pflag.FlagSet) program {
 	t := &thp{}
 	fs.IntVar(&t.pages, "pages", 8, "number of huge pages")
+	fs.Var(&t.folio, "folio", "use large folios of 16k, 32k or 64k instead (multi-size THP, since Linux 6.8); as root, they are enabled while it runs")
 	return t
+}
+
+func (t *thp) validate() error {
+	switch t.folio {
+	case 0, 16 << 10, 32 << 10, 64 << 10:
+		return t.pageCount.validate()
+	}
+	return fmt.Errorf("--folio %v: must be 16k, 32k or 64k", &t.folio)
+}
+
+// size of what one fault maps, and its kind.
+func (t *thp) size(p *plan) (int, fault.Kind, error) {
+	if t.folio == 0 {
+		size, err := thpSize()
+		return size, fault.THP, err
+	}
+	return int(t.folio), fault.Anon, p.enableFolios(int(t.folio))
+}
+
+// enableFolios has MADV_HUGEPAGE give folios of size bytes until the plan is closed.
+func (p *plan) enableFolios(size int) error {
+	name := fmt.Sprintf("%shugepages-%dkB/enabled", thpFolder, size>>10)
+	text, err := os.ReadFile(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("this kernel has no folios of %d KiB for anonymous memory (multi-size THP, Linux 6.8)", size>>10)
+	case err != nil:
+		return fmt.Errorf("reading the mode of large folios: %w", err)
+	}
+	old := "never"
+	for _, word := range strings.Fields(string(text)) {
+		if chosen, ok := strings.CutPrefix(word, "["); ok {
+			old = strings.TrimSuffix(chosen, "]")
+		}
+	}
+	if old != "never" && old != "inherit" {
+		return nil
+	}
+	if err := os.WriteFile(name, []byte("madvise"), 0o644); err != nil {
+		return fmt.Errorf("enabling folios of %d KiB: %w: as root, echo madvise > %s", size>>10, err, name)
+	}
+	p.onClose(func() error { return os.WriteFile(name, []byte(old), 0o644) })
+	return nil
 }
 
 // thpFolder is described in Documentation/admin-guide/mm/transhuge.rst.
 const thpFolder = "/sys/kernel/mm/transparent_hugepage/"
 
 func (t *thp) lay(p *plan) error {
-	huge, err := thpSize()
+	huge, kind, err := t.size(p)
 	if err != nil {
 		return err
 	}
@@ -44,7 +91,7 @@ func (t *thp) lay(p *plan) error {
 		return fmt.Errorf("advising huge pages: %w", err)
 	}
 	return p.addJob(&job{
-		ranges:  []Range{wholeRange(b, fault.Write, fault.THP, huge)},
+		ranges:  []Range{wholeRange(b, fault.Write, kind, huge)},
 		memory:  [][]byte{b},
 		toucher: p.writer(), // each small page: only the first of a huge one faults
 	})

@@ -97,6 +97,9 @@ type Fault struct {
 	// Pages were mapped by the fault, of the 16 aligned ones around the address. With
 	// those of other threads that faulted among them at the same time.
 	Pages uint16
+	// Folio of these have frames that follow each other: in anonymous memory, those of
+	// one large folio (multi-size THP).
+	Folio uint16
 }
 
 // VMA is the memory mapping that holds the faulting address.
@@ -186,12 +189,15 @@ func PermFlags(perm string) uint64 {
 // Is reports whether all facts of want are known.
 func (f *Fault) Is(want Field) bool { return f.Known&want == want }
 
-// PageSize is what the entry of the page table maps that the fault left, in bytes; 0
-// if it is not known. Tables are only read where pages have 4 KiB and a table has 512
+// PageSize is what the entry of the page table maps that the fault left, in bytes, or
+// all entries together that map one large folio, up to 64 KiB; 0 if it is not known. Tables are only read where pages have 4 KiB and a table has 512
 // entries.
 func (f *Fault) PageSize() uint64 {
 	if !f.Is(HasAfter) {
 		return 0
+	}
+	if f.Kind == Anon && f.Level == 0 && f.Folio > 1 {
+		return 4096 * uint64(f.Folio)
 	}
 	return 4096 << (9 * f.Level)
 }
@@ -207,7 +213,7 @@ func (f *Fault) Mapped() uint64 {
 	if f.Level > 0 || !f.Is(HasAfter) {
 		return f.PageSize()
 	}
-	return f.PageSize() * uint64(f.Pages)
+	return 4096 * uint64(f.Pages)
 }
 
 // OK reports whether the kernel resolved the fault and so counted it in

@@ -160,7 +160,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Again:    r.Again != 0,
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
-		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages,
+		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages, Folio: r.Folio,
 	}
 	if f.Is(fault.HasKind) {
 		f.Kind, f.KindExact = fault.Kind(r.Kind), f.Is(fault.HasBefore)

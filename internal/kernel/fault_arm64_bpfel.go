@@ -106,14 +106,17 @@ type faultFaultRecord struct {
 	Missing     uint8
 	Pad         uint8
 	Pages       uint16
+	Folio       uint16
 	Present     uint16
+	_           [6]byte
 	OffcpuNs    uint64
 	Wait        uint8
 	Cause       uint8
 	Again       uint8
-	Pad2        [5]uint8
+	Pad2        [3]uint8
 	Comm        [16]int8
 	Process     [16]int8
+	_           [2]byte
 }
 
 type faultKindRow struct {

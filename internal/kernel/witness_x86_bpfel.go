@@ -21,7 +21,8 @@ type witnessEvidence struct {
 		Level   uint8
 		Known   bool
 		Present uint16
-		_       [4]byte
+		Run     uint16
+		_       [2]byte
 	}
 	After struct {
 		_       structs.HostLayout
@@ -29,7 +30,8 @@ type witnessEvidence struct {
 		Level   uint8
 		Known   bool
 		Present uint16
-		_       [4]byte
+		Run     uint16
+		_       [2]byte
 	}
 	VmaFlags uint64
 	Backing  uint8

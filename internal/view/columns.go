@@ -166,7 +166,7 @@ var Columns = []Column{
 		}),
 	},
 	{
-		Name: "page_size", Title: "SIZE", Width: 4, Help: "what was mapped at once: 4K, 2M, 1G; bytes in CSV and JSON",
+		Name: "page_size", Title: "SIZE", Width: 4, Help: "what was mapped at once: 4K, 16K, 32K or 64K of a large folio, 2M, 1G; bytes in CSV and JSON",
 		key: "page_size", raw: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return appendUint(b, f.PageSize()) }),
 		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte {
 			return append(b, units.CustomSize("%.0f%s", float64(f.PageSize()), 1024, []string{"B", "K", "M", "G"})...)
