@@ -387,6 +387,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->attempts = 0;
 	rec->missing = b->missing;
 	rec->cause = 0;
+	rec->reclaim_ns = rec->compaction_ns = 0;
 	rec->offcpu_ns = 0;
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
@@ -394,6 +395,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	st->off_since = 0;
 	for (int i = 0; i < WAITS; i++)
 		st->off_ns[i] = 0;
+	st->task_since = st->reclaim_ns = st->compaction_ns = 0;
 	if (!st->ignored)
 		look_before(st);
 	return st;
@@ -404,6 +406,8 @@ static __always_inline void sum_waits(struct task_state *st)
 {
 	__u64 most = 0;
 
+	st->rec.reclaim_ns = st->reclaim_ns;
+	st->rec.compaction_ns = st->compaction_ns;
 	st->rec.offcpu_ns = 0;
 	for (int i = 0; i < WAITS; i++) {
 		st->rec.offcpu_ns += st->off_ns[i];
@@ -501,6 +505,68 @@ int leave_cpu(__u64 *ctx)
 		st->off_since = 0;
 	}
 	return 0;
+}
+
+/* Work on memory that a fault has to do for itself before it gets a page. */
+static __always_inline int begin_work(void)
+{
+	struct task_state *st = find_state(current_task());
+
+	if (st && st->phase != IDLE && !st->ignored)
+		st->task_since = bpf_ktime_get_ns();
+	return 0;
+}
+
+static __always_inline int end_work(bool compaction)
+{
+	struct task_state *st = find_state(current_task());
+	__u64 ns;
+
+	if (!st || !st->task_since)
+		return 0;
+	ns = bpf_ktime_get_ns() - st->task_since;
+	st->task_since = 0;
+	if (compaction)
+		st->compaction_ns += ns;
+	else
+		st->reclaim_ns += ns;
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_direct_reclaim_begin")
+int begin_reclaim(void *ctx)
+{
+	return begin_work();
+}
+
+SEC("tp_btf/mm_vmscan_direct_reclaim_end")
+int end_reclaim(void *ctx)
+{
+	return end_work(false);
+}
+
+SEC("tp_btf/mm_vmscan_memcg_reclaim_begin")
+int begin_cgroup_reclaim(void *ctx)
+{
+	return begin_work();
+}
+
+SEC("tp_btf/mm_vmscan_memcg_reclaim_end")
+int end_cgroup_reclaim(void *ctx)
+{
+	return end_work(false);
+}
+
+SEC("tp_btf/mm_compaction_begin")
+int begin_compaction(void *ctx)
+{
+	return begin_work();
+}
+
+SEC("tp_btf/mm_compaction_end")
+int end_compaction(void *ctx)
+{
+	return end_work(true);
 }
 
 static __always_inline bool is_retry_of(const struct task_state *st, __u64 address, __u32 flags)

@@ -155,6 +155,8 @@ struct fault_record {
 	__u16 folio;   /* of these, from one large folio of anonymous memory */
 	__u16 present; /* which of these were mapped before */
 	__u64 offcpu_ns;
+	/* Spent in direct reclaim and compaction, on or off the CPU. */
+	__u64 reclaim_ns, compaction_ns;
 	__u8 wait;  /* enum wait that took most of it */
 	__u8 cause; /* si_code of the SIGSEGV that it ended with, 0 for none */
 	__u8 again; /* the page has faulted before in this run */

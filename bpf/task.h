@@ -35,6 +35,8 @@ struct task_state {
 	__u64 min_flt, maj_flt;
 	__u64 off_since; /* when it left its CPU, 0 if it is on one */
 	__u64 off_ns[WAITS];
+	__u64 task_since; /* when reclaim or compaction began, 0 outside of them */
+	__u64 reclaim_ns, compaction_ns;
 	__u64 pgd;	   /* of the address space that the fault in flight is on */
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
 	__u64 exe_key;	   /* mm of the last verdict on the executable */

@@ -184,6 +184,7 @@ func checks(f *kernel.Features, sys *kernel.System) []check {
 			from("tracepoints", f.Tracepoints, "hook tracepoint can work", "hook tracepoint cannot work"),
 			from("perf programs", f.PerfBPF, "hook tracepoint hears of completions", "hook tracepoint cannot work"),
 			from("page tables", f.Witness, "kinds are exact", "kinds are inferred from the mapping and the access, or unknown"),
+			from("reclaim tracepoints", f.Reclaim, "time in direct reclaim and compaction is told", "time in direct reclaim and compaction is unknown"),
 			yesNo("task storage", f.TaskStorage, "a fault in flight is kept with its thread", "a fault in flight is kept in a hash, bounded to 32,768 threads"),
 		)
 	}

@@ -53,6 +53,7 @@ type liveFault struct {
 	Result   *string
 	Kind     *string
 	KindBy   *string `json:"kind_by"`
+	PageSize *uint64 `json:"page_size"`
 	Latency  *int64  `json:"latency_ns"`
 	VMA      *struct {
 		Start, End  *hexNumber
@@ -177,8 +178,18 @@ func start(t *testing.T, hook string, args ...string) *running {
 // startArmed starts a trace without a command and waits until it sees faults.
 func startArmed(t *testing.T, hook string, args ...string) *armedTrace {
 	t.Helper()
-	all := append([]string{"trace", "--json", "--hook", hook}, args...)
-	r := &armedTrace{cmd: program(all...)}
+	return arm(t, append([]string{"trace", "--json", "--hook", hook}, args...)...)
+}
+
+// startStat does the same with stat.
+func startStat(t *testing.T, hook string, args ...string) *armedTrace {
+	t.Helper()
+	return arm(t, append([]string{"stat", "--json", "--hook", hook}, args...)...)
+}
+
+func arm(t *testing.T, args ...string) *armedTrace {
+	t.Helper()
+	r := &armedTrace{cmd: program(args...)}
 	r.cmd.Stderr = &r.stderr
 	out := newHeaderWaiter()
 	r.cmd.Stdout = out
@@ -209,6 +220,22 @@ func (a *armedTrace) stop(t *testing.T, hook string) *traced {
 		t.Fatal(err)
 	}
 	return a.wait(t, hook)
+}
+
+// stopStat does the same with stat.
+func (a *armedTrace) stopStat(t *testing.T, hook string) *statRun {
+	t.Helper()
+	if err := a.cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if code := exitCode(t, a.cmd.Wait()); code != 0 {
+		t.Fatalf("exit code %d: %s", code, a.stderr.String())
+	}
+	c := parseStat(t, a.out.buf.String(), a.stderr.String())
+	if c.whole.Hook != hook {
+		t.Errorf("hook %q instead of %q", c.whole.Hook, hook)
+	}
+	return c
 }
 
 func (a *armedTrace) wait(t *testing.T, hook string) *traced {

@@ -227,6 +227,41 @@ func TestWorkloadsNUMA(t *testing.T) {
 	})
 }
 
+// A cgroup that is too small makes its processes free memory themselves, in the middle
+// of their faults.
+func TestWorkloadsReclaim(t *testing.T) {
+	if os.Getenv(guestEnv) == "" {
+		t.Skip("needs the memory controller of cgroup v2, and swap: the kernel matrix runs it")
+	}
+	const cgroup = "/sys/fs/cgroup/faultsnoop-reclaim"
+	if err := os.Mkdir(cgroup, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(cgroup)
+	if err := os.WriteFile(cgroup+"/memory.max", []byte("40M"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		tr := trace(t, hook, "--", "sh", "-c", "echo $$ > "+cgroup+"/cgroup.procs; exec "+self(t)+" workload touch --pages 12000")
+		rep := tr.report(t)
+		var reclaimed int
+		for _, f := range tr.inRange(rep) {
+			switch {
+			case f.OffCPU == nil || f.Reclaim == nil || f.Latency == nil:
+				t.Fatalf("times unknown: %+v", f)
+			case *f.OffCPU > *f.Latency || *f.Reclaim > *f.Latency:
+				t.Fatalf("a part is longer than the whole: off CPU %d, reclaim %d of %d ns", *f.OffCPU, *f.Reclaim, *f.Latency)
+			case *f.Reclaim > 0:
+				reclaimed++
+			}
+		}
+		// At least the 47 MiB that do not fit have to be freed, at most a few MiB at a time.
+		if reclaimed == 0 {
+			t.Errorf("none of %d faults reclaimed memory", rep.Faults)
+		}
+	})
+}
+
 // A whole process from fork to exit: the records are the kernel's own counts.
 func TestWholeProcess(t *testing.T) {
 	hooks(t, bpfHooks, func(t *testing.T, hook string) {

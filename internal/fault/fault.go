@@ -32,6 +32,7 @@ const (
 	HasBefore                     // EntryBefore
 	HasAgain                      // Again
 	HasOffCPU                     // OffCPU, and Wait if it is not 0
+	HasReclaim                    // Reclaim and Compaction
 	HasAfter                      // EntryAfter, Level and Pages
 )
 
@@ -47,6 +48,9 @@ type Fault struct {
 	// for the most of it.
 	OffCPU time.Duration
 	Wait   Wait
+	// Reclaim and Compaction are the parts of Latency in which the thread freed memory
+	// itself, of the machine or of its cgroup, and made room for a large page.
+	Reclaim, Compaction time.Duration
 
 	// PID is the thread group id and TID the thread id in the pid namespace of the
 	// observer. They are 0 for a task that has no id there.

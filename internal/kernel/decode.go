@@ -55,7 +55,9 @@ const maxNames = 1 << 16
 type decoder struct {
 	pageSize  uint64
 	pageShift int
-	names     map[faultNameKey]fileName
+	// reclaim: the programs on reclaim and compaction are attached.
+	reclaim bool
+	names   map[faultNameKey]fileName
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
 	// selftest holds the last record of that type.
@@ -180,6 +182,10 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 			f.Latency = 0
 		}
 		f.Known |= fault.HasOffCPU
+		if d.reclaim {
+			f.Known |= fault.HasReclaim
+			f.Reclaim, f.Compaction = time.Duration(r.ReclaimNs), time.Duration(r.CompactionNs)
+		}
 		f.OffCPU, f.Wait = min(time.Duration(r.OffcpuNs), f.Latency), fault.Wait(r.Wait)
 	}
 	if f.Is(fault.HasVMA) {

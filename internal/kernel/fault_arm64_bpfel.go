@@ -70,53 +70,55 @@ type faultExePattern struct {
 }
 
 type faultFaultRecord struct {
-	_           structs.HostLayout
-	Type        uint32
-	Cpu         uint32
-	StartNs     uint64
-	EndNs       uint64
-	Address     uint64
-	Ip          uint64
-	VmaStart    uint64
-	VmaEnd      uint64
-	VmaPgoff    uint64
-	VmaFlags    uint64
-	File        faultNameKey
-	HostPid     uint32
-	HostTid     uint32
-	Pid         uint32
-	Tid         uint32
-	InnerPid    uint32
-	InnerTid    uint32
-	Flags       uint32
-	Attempts    uint16
-	Known       uint16
-	Mode        uint8
-	Access      uint8
-	Result      uint8
-	Major       uint8
-	Label       uint8
-	Backing     uint8
-	Kind        uint8
-	Uffd        uint8
-	EntryBefore uint64
-	EntryAfter  uint64
-	LevelBefore uint8
-	LevelAfter  uint8
-	Missing     uint8
-	Pad         uint8
-	Pages       uint16
-	Folio       uint16
-	Present     uint16
-	_           [6]byte
-	OffcpuNs    uint64
-	Wait        uint8
-	Cause       uint8
-	Again       uint8
-	Pad2        [3]uint8
-	Comm        [16]int8
-	Process     [16]int8
-	_           [2]byte
+	_            structs.HostLayout
+	Type         uint32
+	Cpu          uint32
+	StartNs      uint64
+	EndNs        uint64
+	Address      uint64
+	Ip           uint64
+	VmaStart     uint64
+	VmaEnd       uint64
+	VmaPgoff     uint64
+	VmaFlags     uint64
+	File         faultNameKey
+	HostPid      uint32
+	HostTid      uint32
+	Pid          uint32
+	Tid          uint32
+	InnerPid     uint32
+	InnerTid     uint32
+	Flags        uint32
+	Attempts     uint16
+	Known        uint16
+	Mode         uint8
+	Access       uint8
+	Result       uint8
+	Major        uint8
+	Label        uint8
+	Backing      uint8
+	Kind         uint8
+	Uffd         uint8
+	EntryBefore  uint64
+	EntryAfter   uint64
+	LevelBefore  uint8
+	LevelAfter   uint8
+	Missing      uint8
+	Pad          uint8
+	Pages        uint16
+	Folio        uint16
+	Present      uint16
+	_            [6]byte
+	OffcpuNs     uint64
+	ReclaimNs    uint64
+	CompactionNs uint64
+	Wait         uint8
+	Cause        uint8
+	Again        uint8
+	Pad2         [3]uint8
+	Comm         [16]int8
+	Process      [16]int8
+	_            [2]byte
 }
 
 type faultKindRow struct {
@@ -162,28 +164,31 @@ type faultStatKey struct {
 }
 
 type faultTaskState struct {
-	_           structs.HostLayout
-	Rec         faultFaultRecord
-	HostPidTgid uint64
-	MinFlt      uint64
-	MajFlt      uint64
-	OffSince    uint64
-	OffNs       [4]uint64
-	Pgd         uint64
-	CommKey     [4]uint64
-	ExeKey      uint64
-	VmaMm       uint64
-	VmaSeq      uint32
-	LastFlags   uint32
-	Phase       uint8
-	Wanted      uint8
-	Ignored     uint8
-	Raised      uint8
-	CommMatch   uint8
-	ExeMatch    uint8
-	OffWhy      uint8
-	Pad         [5]uint8
-	_           [4]byte
+	_            structs.HostLayout
+	Rec          faultFaultRecord
+	HostPidTgid  uint64
+	MinFlt       uint64
+	MajFlt       uint64
+	OffSince     uint64
+	OffNs        [4]uint64
+	TaskSince    uint64
+	ReclaimNs    uint64
+	CompactionNs uint64
+	Pgd          uint64
+	CommKey      [4]uint64
+	ExeKey       uint64
+	VmaMm        uint64
+	VmaSeq       uint32
+	LastFlags    uint32
+	Phase        uint8
+	Wanted       uint8
+	Ignored      uint8
+	Raised       uint8
+	CommMatch    uint8
+	ExeMatch     uint8
+	OffWhy       uint8
+	Pad          [5]uint8
+	_            [4]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -203,7 +208,13 @@ const (
 	faultMapTemplates               = "templates"
 	faultMapTids                    = "tids"
 	faultMapTracked                 = "tracked"
+	faultProgBeginCgroupReclaim     = "begin_cgroup_reclaim"
+	faultProgBeginCompaction        = "begin_compaction"
 	faultProgBeginExec              = "begin_exec"
+	faultProgBeginReclaim           = "begin_reclaim"
+	faultProgEndCgroupReclaim       = "end_cgroup_reclaim"
+	faultProgEndCompaction          = "end_compaction"
+	faultProgEndReclaim             = "end_reclaim"
 	faultProgExitMajor              = "exit_major"
 	faultProgExitMinor              = "exit_minor"
 	faultProgFentryHandleMmFault    = "fentry_handle_mm_fault"
@@ -316,7 +327,13 @@ type faultSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type faultProgramSpecs struct {
+	BeginCgroupReclaim     *ebpf.ProgramSpec `ebpf:"begin_cgroup_reclaim"`
+	BeginCompaction        *ebpf.ProgramSpec `ebpf:"begin_compaction"`
 	BeginExec              *ebpf.ProgramSpec `ebpf:"begin_exec"`
+	BeginReclaim           *ebpf.ProgramSpec `ebpf:"begin_reclaim"`
+	EndCgroupReclaim       *ebpf.ProgramSpec `ebpf:"end_cgroup_reclaim"`
+	EndCompaction          *ebpf.ProgramSpec `ebpf:"end_compaction"`
+	EndReclaim             *ebpf.ProgramSpec `ebpf:"end_reclaim"`
 	ExitMajor              *ebpf.ProgramSpec `ebpf:"exit_major"`
 	ExitMinor              *ebpf.ProgramSpec `ebpf:"exit_minor"`
 	FentryHandleMmFault    *ebpf.ProgramSpec `ebpf:"fentry_handle_mm_fault"`
@@ -531,7 +548,13 @@ type faultVariables struct {
 //
 // It can be passed to loadFaultObjects or ebpf.CollectionSpec.LoadAndAssign.
 type faultPrograms struct {
+	BeginCgroupReclaim     *ebpf.Program `ebpf:"begin_cgroup_reclaim"`
+	BeginCompaction        *ebpf.Program `ebpf:"begin_compaction"`
 	BeginExec              *ebpf.Program `ebpf:"begin_exec"`
+	BeginReclaim           *ebpf.Program `ebpf:"begin_reclaim"`
+	EndCgroupReclaim       *ebpf.Program `ebpf:"end_cgroup_reclaim"`
+	EndCompaction          *ebpf.Program `ebpf:"end_compaction"`
+	EndReclaim             *ebpf.Program `ebpf:"end_reclaim"`
 	ExitMajor              *ebpf.Program `ebpf:"exit_major"`
 	ExitMinor              *ebpf.Program `ebpf:"exit_minor"`
 	FentryHandleMmFault    *ebpf.Program `ebpf:"fentry_handle_mm_fault"`
@@ -548,7 +571,13 @@ type faultPrograms struct {
 
 func (p *faultPrograms) Close() error {
 	return _FaultClose(
+		p.BeginCgroupReclaim,
+		p.BeginCompaction,
 		p.BeginExec,
+		p.BeginReclaim,
+		p.EndCgroupReclaim,
+		p.EndCompaction,
+		p.EndReclaim,
 		p.ExitMajor,
 		p.ExitMinor,
 		p.FentryHandleMmFault,

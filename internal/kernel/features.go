@@ -83,6 +83,9 @@ type Features struct {
 	FlagsFrom  string
 	Returns    []fault.BitName
 
+	// Reclaim is whether the tracepoints of direct reclaim, of cgroups too, and of
+	// compaction exist.
+	Reclaim Support
 	// TaskStorage: task-local storage in tracing programs (5.13).
 	TaskStorage bool
 	// Witness is whether page tables can be read, and PageTables how.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -76,6 +77,7 @@ func (l *Live) start(opt Options, sys *System) error {
 	// Accounting for faults that no record exists of cannot ask for their address.
 	l.recordFilter = flt.AddrEnd != 0 || flt.Mode != nil || flt.Access != nil || flt.Major != nil || len(flt.Kinds) > 0 || flt.MinLatency != 0
 	l.decoder = newDecoder(uint64(os.Getpagesize()))
+	l.decoder.reclaim = slices.Contains(l.plan.Programs, faultProgBeginReclaim)
 	var err error
 	if l.reader, err = ringbuf.NewReader(l.coll.Maps[faultMapRecords]); err != nil {
 		return fmt.Errorf("opening the ring buffer: %w", err)

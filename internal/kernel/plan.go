@@ -218,6 +218,10 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 		faultProgTakeBaseline, faultProgSettleAll,
 		faultProgLeave, faultProgFollowFork, faultProgBeginExec, faultProgRefuse, faultProgLeaveCpu,
 	}
+	if f.Reclaim.OK {
+		p.Programs = append(p.Programs, faultProgEndReclaim, faultProgBeginReclaim,
+			faultProgEndCgroupReclaim, faultProgBeginCgroupReclaim, faultProgEndCompaction, faultProgBeginCompaction)
+	}
 	p.Covers = []string{"user", "kernel", "remote", "failed"}
 	switch hook {
 	case Fentry:

@@ -116,20 +116,40 @@ func (f *Features) probeTypes() {
 		f.Returns = names
 	}
 	f.Tracepoints = tracepoints(spec)
+	f.Reclaim = reclaimTracepoints(spec)
 	f.SafeFexit = safeFexit(spec)
 }
 
 func tracepoints(spec *btf.Spec) Support {
-	for _, name := range []string{"page_fault_user", "page_fault_kernel"} {
-		var t *btf.Typedef
-		if err := spec.TypeByName("btf_trace_"+name, &t); err != nil {
-			return Support{Found: "tracepoint exceptions:" + name + ": not in this kernel"}
-		}
+	if missing := missingTracepoint(spec, "page_fault_user", "page_fault_kernel"); missing != "" {
+		return Support{Found: "tracepoint exceptions:" + missing + ": not in this kernel"}
 	}
 	if len(tracepointEntries) == 0 {
 		return Support{Found: "tracepoint exceptions:page_fault_user: not used on this architecture"}
 	}
 	return Support{OK: true, Found: "exceptions:page_fault_user and _kernel"}
+}
+
+// missingTracepoint is the first of these names that is not in the kernel.
+func missingTracepoint(spec *btf.Spec, names ...string) string {
+	for _, name := range names {
+		var t *btf.Typedef
+		if err := spec.TypeByName("btf_trace_"+name, &t); err != nil {
+			return name
+		}
+	}
+	return ""
+}
+
+// reclaimTracepoints are those between which a thread frees memory itself.
+func reclaimTracepoints(spec *btf.Spec) Support {
+	if missing := missingTracepoint(spec,
+		"mm_vmscan_direct_reclaim_begin", "mm_vmscan_direct_reclaim_end",
+		"mm_vmscan_memcg_reclaim_begin", "mm_vmscan_memcg_reclaim_end",
+		"mm_compaction_begin", "mm_compaction_end"); missing != "" {
+		return Support{Found: "tracepoint " + missing + ": not in this kernel"}
+	}
+	return Support{OK: true, Found: "vmscan and compaction"}
 }
 
 // argsOf finds the arguments of handle_mm_fault by their names, so that a kernel

@@ -197,6 +197,16 @@ var Columns = []Column{
 		key: "wait", raw: known(fault.HasOffCPU, appendWait), quoted: true,
 	},
 	{
+		Name: "reclaim", Title: "RECLM", Width: 6, Help: "the part of it in which the thread had to free memory itself (direct reclaim); nanoseconds in CSV and JSON",
+		key: "reclaim_ns", raw: known(fault.HasReclaim, func(b []byte, f *fault.Fault) []byte { return strconv.AppendInt(b, int64(f.Reclaim), 10) }),
+		text: known(fault.HasReclaim, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Reclaim) }),
+	},
+	{
+		Name: "compaction", Title: "COMPCT", Width: 6, Help: "the part of it in which the thread moved pages to make room for a large one",
+		key: "compaction_ns", raw: known(fault.HasReclaim, func(b []byte, f *fault.Fault) []byte { return strconv.AppendInt(b, int64(f.Compaction), 10) }),
+		text: known(fault.HasReclaim, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Compaction) }),
+	},
+	{
 		Name: "start", Title: "START(hex)", Width: 12, Help: "first address of the mapping",
 		key: "start", ofVMA: true, raw: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.VMA.Start) }), quoted: true,
 		text: known(fault.HasVMA, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.VMA.Start, 16) }),
