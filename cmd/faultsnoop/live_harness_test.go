@@ -55,6 +55,9 @@ type liveFault struct {
 	KindBy   *string `json:"kind_by"`
 	PageSize *uint64 `json:"page_size"`
 	Latency  *int64  `json:"latency_ns"`
+	OffCPU   *int64  `json:"offcpu_ns"`
+	Wait     *string
+	Reclaim  *int64 `json:"reclaim_ns"`
 	VMA      *struct {
 		Start, End  *hexNumber
 		PgOff       *uint64
