@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
@@ -38,6 +39,7 @@ type traceOptions struct {
 	csv      bool
 	count    uint64
 	again    bool
+	pfn      bool
 	duration time.Duration
 
 	// advanced
@@ -92,6 +94,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.Var(into(&o.columns, parseColumns), "columns", "show these columns or presets: `A,B,C` as listed below")
 	output.BoolVar(&o.json, "json", false, "one JSON object a line: header, faults, losses, summary")
 	output.BoolVar(&o.csv, "csv", false, "comma-separated values with a header line")
+	output.BoolVar(&o.pfn, "pfn", false, "tell where in the machine's memory each page is, for columns pfn and node (needs CAP_SYS_ADMIN)")
 	output.BoolVar(&o.again, "again", false, "remember the pages of up to 1,048,576 faults, for column again")
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
@@ -176,6 +179,10 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("an empty name for -c selects nothing: write a part of a name, or leave -c out")
 	case o.hook == string(kernel.Perf) && o.access != nil:
 		return usagef("--hook perf does not know how memory is accessed: leave --access out, or --hook")
+	case o.pfn && !mayKnowFrames():
+		return usagef("--pfn: frames are for those with CAP_SYS_ADMIN only: run as root, or leave --pfn out")
+	case o.hook == string(kernel.Perf) && o.pfn:
+		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
 	case o.hook == string(kernel.Perf) && len(o.kinds) > 0:
@@ -185,6 +192,12 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("%w", err)
 	}
 	return nil
+}
+
+// mayKnowFrames reports whether the kernel would tell frames by itself.
+func mayKnowFrames() bool {
+	sys := kernel.ReadSystem()
+	return sys.HasCap(unix.CAP_SYS_ADMIN)
 }
 
 // checkTasks refuses ids that would silently select nothing.

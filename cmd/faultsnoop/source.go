@@ -27,6 +27,8 @@ type sourceOptions struct {
 	Buffer int
 	// Again remembers which pages have faulted.
 	Again bool
+	// PFN tells frames and nodes.
+	PFN bool
 	// CountOnly has faults counted where they happen, with these tables.
 	CountOnly bool
 	Tables    []fault.By
@@ -43,7 +45,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 	opt := kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
 		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
-		Again: o.Again, CountOnly: o.CountOnly, Tables: o.Tables,
+		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables,
 	}
 	plans, err := features.Plans(opt)
 	if err != nil {

@@ -61,7 +61,7 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 		t := tracer{
 			traceOptions: o,
 			open: sourceOptions{
-				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer, Again: o.again,
+				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer, Again: o.again, PFN: o.pfn,
 			},
 			out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
 		}

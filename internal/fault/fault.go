@@ -31,6 +31,7 @@ const (
 	HasKind                       // Kind
 	HasBefore                     // EntryBefore
 	HasAgain                      // Again
+	HasPFN                        // PFN and Node
 	HasOffCPU                     // OffCPU, and Wait if it is not 0
 	HasReclaim                    // Reclaim and Compaction
 	HasAfter                      // EntryAfter, Level and Pages
@@ -96,6 +97,10 @@ type Fault struct {
 	// fault began and was complete, as the architecture defines them: of the lowest
 	// table there was.
 	EntryBefore, EntryAfter uint64
+	// PFN is the frame of the page afterwards, and Node the NUMA node that it is on, -1 if
+	// that is not known. Both only if they were asked for.
+	PFN  uint64
+	Node int
 	// Level is that of EntryAfter: 0 for a page, 1 for 2 MiB, 2 for 1 GiB.
 	Level uint8
 	// Pages were mapped by the fault, of the 16 aligned ones around the address. With

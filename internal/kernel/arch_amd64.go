@@ -10,3 +10,6 @@ var (
 	tracepointEntries = []string{faultProgEnterPageFaultUser, faultProgEnterPageFaultKernel}
 	announceKernel    = []string{faultProgAnnouncePageFaultKernel}
 )
+
+// present says that an entry maps something, as entry_present of bpf/pagetable.h.
+func present(entry uint64) bool { return entry&1 != 0 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
 )
 
 // Values of bpf/fault.h that are not in the generated types.
@@ -55,6 +56,9 @@ const maxNames = 1 << 16
 type decoder struct {
 	pageSize  uint64
 	pageShift int
+	// frames: tell frames, which belong to these nodes.
+	frames bool
+	nodes  []process.NodeRange
 	// reclaim: the programs on reclaim and compaction are attached.
 	reclaim bool
 	names   map[faultNameKey]fileName
@@ -164,6 +168,9 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages, Folio: r.Folio,
 	}
+	if d.frames && f.Is(fault.HasAfter) && present(r.EntryAfter) {
+		d.place(&f, r)
+	}
 	if f.Is(fault.HasKind) {
 		f.Kind, f.KindExact = fault.Kind(r.Kind), f.Is(fault.HasBefore)
 	}
@@ -197,6 +204,24 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		d.label(&f, r)
 	}
 	return f
+}
+
+// place tells where in the machine's memory the page is.
+func (d *decoder) place(f *fault.Fault, r *faultFaultRecord) {
+	// Of a huge page the entry holds the first frame.
+	inPage := r.Address >> d.pageShift & (f.PageSize()>>d.pageShift - 1)
+	if f.Level == 0 {
+		inPage = 0
+	}
+	f.Known |= fault.HasPFN
+	f.PFN = r.EntryAfter&frameBits>>d.pageShift&^(1<<(9*f.Level)-1) + inPage
+	f.Node = -1
+	for _, n := range d.nodes {
+		if f.PFN >= n.Start && f.PFN < n.End {
+			f.Node = n.Node
+			break
+		}
+	}
 }
 
 func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {

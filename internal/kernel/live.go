@@ -77,6 +77,13 @@ func (l *Live) start(opt Options, sys *System) error {
 	// Accounting for faults that no record exists of cannot ask for their address.
 	l.recordFilter = flt.AddrEnd != 0 || flt.Mode != nil || flt.Access != nil || flt.Major != nil || len(flt.Kinds) > 0 || flt.MinLatency != 0
 	l.decoder = newDecoder(uint64(os.Getpagesize()))
+	if opt.PFN {
+		nodes, err := process.NodeRanges()
+		if err != nil {
+			return err
+		}
+		l.decoder.frames, l.decoder.nodes = true, nodes
+	}
 	l.decoder.reclaim = slices.Contains(l.plan.Programs, faultProgBeginReclaim)
 	var err error
 	if l.reader, err = ringbuf.NewReader(l.coll.Maps[faultMapRecords]); err != nil {

@@ -24,6 +24,9 @@ type Options struct {
 	RingBytes int
 	// Again remembers pages, to tell which fault again.
 	Again bool
+	// PFN tells the frame and the node of each page, for which the caller needs
+	// CAP_SYS_ADMIN.
+	PFN bool
 	// CountOnly counts in the kernel, with a table for each of Tables (at most
 	// [fault.MaxTables]), and sends no records.
 	CountOnly bool

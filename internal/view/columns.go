@@ -156,6 +156,20 @@ var Columns = []Column{
 		key: "kind_by", raw: known(fault.HasKind, appendKindBy), quoted: true,
 	},
 	{
+		Name: "pfn", Title: "PFN(hex)", Width: 9, Help: "frame number of the page afterwards (with --pfn)",
+		key: "pfn", raw: known(fault.HasPFN, func(b []byte, f *fault.Fault) []byte { return appendHex(b, f.PFN) }), quoted: true,
+		text: known(fault.HasPFN, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.PFN, 16) }),
+	},
+	{
+		Name: "node", Title: "NODE", Width: 4, Help: "NUMA node that the page is on afterwards (with --pfn)",
+		key: "node", raw: known(fault.HasPFN, func(b []byte, f *fault.Fault) []byte {
+			if f.Node < 0 {
+				return b
+			}
+			return appendUint(b, uint64(f.Node))
+		}),
+	},
+	{
 		Name: "again", Title: "AGAIN", Width: 5, left: true, Help: "again: the page has faulted before in this run (with --again)",
 		key: "again", raw: known(fault.HasAgain, func(b []byte, f *fault.Fault) []byte { return strconv.AppendBool(b, f.Again) }),
 		text: known(fault.HasAgain, func(b []byte, f *fault.Fault) []byte {
