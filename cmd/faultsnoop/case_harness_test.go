@@ -102,9 +102,14 @@ func holdCmd(t *testing.T, cmd *exec.Cmd) *held {
 	if h.ready, err = h.reports.Next(); err != nil {
 		t.Fatalf("workload %q: %v", cmd.Args, err)
 	}
-	h.signal(t, unix.SIGSTOP)
-	waitFor(t, "the workload to stop", func() bool { return statField(cmd.Process.Pid, 3) == "T" })
+	h.stop(t)
 	return h
+}
+
+func (h *held) stop(t *testing.T) {
+	t.Helper()
+	h.signal(t, unix.SIGSTOP)
+	waitFor(t, "the workload to stop", func() bool { return statField(h.cmd.Process.Pid, 3) == "T" })
 }
 
 func (h *held) signal(t *testing.T, sig syscall.Signal) {

@@ -75,15 +75,14 @@ type statRow struct {
 	Kind      *string
 	Histogram [][2]uint64
 
-	PID, TID        int
-	Address, Start  *hexNumber
-	Mode, Access    *string
-	Result          *string
-	Process, Comm   *string
-	Label, Cgroup   *string
-	CPU, UID        *uint32
-	Rows            int
-	CgroupID, Inode *uint64
+	PID, TID       int
+	Address, Start *hexNumber
+	Mode, Access   *string
+	Result         *string
+	Process, Comm  *string
+	Label, Cgroup  *string
+	CPU, UID       *uint32
+	CgroupID       *uint64 `json:"cgroup_id"`
 }
 
 type statTable struct {
