@@ -62,6 +62,8 @@ type liveFault struct {
 		Start, End  *hexNumber
 		PgOff       *uint64
 		Perm, Label *string
+		Path        *string
+		Deleted     *bool
 	}
 	PgOff *uint64
 	Hook  string

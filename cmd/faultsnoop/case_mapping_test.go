@@ -1,0 +1,90 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Programs that are gone before anybody could look them up: the kernel's own names of
+// their files are taken when they fault.
+// https://github.com/bpftrace/bpftrace/issues/246
+func TestCaseShortLived(t *testing.T) {
+	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		const programs = 20
+		loop := "i=0; while [ $i -lt " + strconv.Itoa(programs) + " ]; do " + self(t) + " workload touch --pages 1 2>/dev/null; i=$((i+1)); done"
+		tr := trace(t, hook, "--", "sh", "-c", loop)
+		own := map[int]bool{}
+		for _, f := range tr.faults {
+			kind := words(f.Kind)
+			if kind != "file" && kind != "cow-file" {
+				continue
+			}
+			if f.VMA == nil || f.VMA.Path == nil {
+				t.Fatalf("a fault in a file that has no path: %+v", f)
+			}
+			if *f.VMA.Path == self(t) {
+				own[f.PID] = true
+			}
+		}
+		if len(own) < programs {
+			t.Errorf("faults of %d processes in %s, want %d", len(own), self(t), programs)
+		}
+	})
+}
+
+// A path is told as its process sees it, however long it is and whatever it holds.
+func TestWorkloadsPaths(t *testing.T) {
+	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		base, err := os.MkdirTemp(fileDir(), "faultsnoop-paths-*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(base)
+		strange := filepath.Join(base, "two\nlines \x1b[31m")
+		long := base
+		for len(long) < 3700 {
+			long = filepath.Join(long, strings.Repeat("d", 200))
+		}
+		inner, outer := filepath.Join(base, "inner"), filepath.Join(base, "outer")
+		for _, dir := range []string{strange, long, inner, outer} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, c := range []struct {
+			name string
+			argv []string
+			dir  string
+		}{
+			{"strange", []string{self(t), "workload", "cow-file", "--pages", "4", "--dir", strange}, strange},
+			{"long", []string{self(t), "workload", "cow-file", "--pages", "4", "--dir", long}, long},
+			{"bind mount", []string{"unshare", "-m", "sh", "-c", "mount --bind " + inner + " " + outer +
+				" && exec " + self(t) + " workload cow-file --pages 4 --dir " + outer}, outer},
+		} {
+			if c.name == "bind mount" {
+				if _, err := exec.LookPath("unshare"); err != nil {
+					t.Logf("bind mount: not tried: %v", err)
+					continue
+				}
+			}
+			tr := trace(t, hook, append([]string{"--"}, c.argv...)...)
+			rep := tr.report(t)
+			if filepath.Dir(rep.File) != c.dir {
+				t.Fatalf("%s: the workload's file is %q", c.name, rep.File)
+			}
+			in := tr.inRange(rep)
+			if int64(len(in)) != rep.Faults {
+				t.Errorf("%s: %d records, want %d", c.name, len(in), rep.Faults)
+			}
+			for _, f := range in {
+				if f.VMA == nil || f.VMA.Path == nil || *f.VMA.Path != rep.File || f.VMA.Deleted == nil || *f.VMA.Deleted {
+					t.Fatalf("%s: vma %+v, want path %q", c.name, f.VMA, rep.File)
+				}
+			}
+		}
+	})
+}
