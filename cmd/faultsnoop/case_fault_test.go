@@ -30,9 +30,9 @@ var faultCases = []faultCase{
 	{"retried", "1", []string{"workload", "uffd", "--pages", "64", "--delay", "2ms"}, []int{0}, checkRetried},
 	{"where", "1", []string{"workload", "where"}, []int{0}, checkKnownAddresses},
 	{"kernel", "1", []string{"workload", "kernel", "--pages", "1024"}, []int{0}, checkKernelMode},
-	{"maperr", "1", []string{"workload", "segv", "--how", "maperr"}, []int{139}, checkFailed("sigsegv")},
-	{"accerr", "1", []string{"workload", "segv", "--how", "accerr"}, []int{139}, checkFailed("sigsegv")},
-	{"sigbus", "1", []string{"workload", "segv", "--how", "sigbus"}, []int{135}, checkFailed("sigbus")},
+	{"maperr", "1", []string{"workload", "segv", "--how", "maperr"}, []int{139}, checkFailed("sigsegv", "null")},
+	{"accerr", "1", []string{"workload", "segv", "--how", "accerr"}, []int{139}, checkFailed("sigsegv", "null")},
+	{"sigbus", "1", []string{"workload", "segv", "--how", "sigbus"}, []int{135}, checkFailed("sigbus", "shmem")},
 	{"efault", "stage", []string{"efault"}, []int{0}, checkEFAULT},
 	{"hostile", "1", []string{"workload", "touch", "--pages", "20", "--name", hostileName}, []int{0}, checkHostileName},
 	// The page may be emulated or switched off; Go ends with 2 after a signal.
@@ -109,15 +109,17 @@ func checkKnownAddresses(t *testing.T, tr *traced, rep *workload.Report) {
 		address    uint64
 		access     string
 		start, end uint64 // of the mapping
+		kind       string
 	}
 	want := []access{
-		{0x7e0000001234, "read", 0x7e0000000000, 0x7e0000010000},
-		{0x7e0000005678, "write", 0x7e0000000000, 0x7e0000010000},
-		{0x7e0000001abc, "write", 0x7e0000000000, 0x7e0000010000},
-		{0x7e0000100010, "exec", 0x7e0000100000, 0x7e0000101000},
+		{0x7e0000001234, "read", 0x7e0000000000, 0x7e0000010000, "zero"},
+		{0x7e0000005678, "write", 0x7e0000000000, 0x7e0000010000, "anon"},
+		{0x7e0000001abc, "write", 0x7e0000000000, 0x7e0000010000, "cow"},
+		{0x7e0000100010, "exec", 0x7e0000100000, 0x7e0000101000, "shmem"},
 	}
 	if rep.Faults == 3 { // no shared zero page here, so nothing to copy
 		want = slices.Delete(want, 2, 3)
+		want[0].kind = "anon"
 	}
 	in := ofProcess(tr.inRange(rep), rep.PID)
 	if len(in) != len(want) {
@@ -125,12 +127,12 @@ func checkKnownAddresses(t *testing.T, tr *traced, rep *workload.Report) {
 	}
 	for i, w := range want {
 		f := &in[i]
-		got := access{address: uint64(f.Address), access: words(f.Access)}
+		got := access{address: uint64(f.Address), access: words(f.Access), kind: words(f.Kind)}
 		if f.VMA != nil && f.VMA.Start != nil {
 			got.start, got.end = uint64(*f.VMA.Start), uint64(*f.VMA.End)
 		}
 		if tr.hook == "perf" { // it does not know the access and perhaps not the mapping
-			w.access = "null"
+			w.access, w.kind = "null", "null"
 			if got.start == 0 {
 				w.start, w.end = 0, 0
 			}
@@ -188,13 +190,13 @@ func checkPopulation(t *testing.T, h liveHeader, hook string) {
 
 // A fault that no mapping answers is a record too.
 // https://github.com/bpftrace/bpftrace/issues/668
-func checkFailed(result string) func(*testing.T, *traced, *workload.Report) {
+func checkFailed(result, kind string) func(*testing.T, *traced, *workload.Report) {
 	return func(t *testing.T, tr *traced, rep *workload.Report) {
 		in := ofProcess(tr.inRange(rep), rep.PID)
 		want := tally{minor: 16, failed: 1}
 		access := "read"
 		if tr.hook == "perf" {
-			want, result, access = tally{minor: 16, unknown: 1}, "null", "null"
+			want, result, access, kind = tally{minor: 16, unknown: 1}, "null", "null", "null"
 		}
 		if n := count(in); n != want {
 			t.Fatalf("%+v records, want %+v", n, want)
@@ -202,9 +204,9 @@ func checkFailed(result string) func(*testing.T, *traced, *workload.Report) {
 		ranges := rep.Threads[0].Ranges
 		bad := ranges[len(ranges)-1].Touches[0].Address
 		f := &in[len(in)-1]
-		if uint64(f.Address) != uint64(bad) || words(f.Mode) != "user" || words(f.Result) != result || words(f.Access) != access {
-			t.Errorf("address %#x, mode %s, result %s, access %s; want %#x, user, %s, %s",
-				f.Address, words(f.Mode), words(f.Result), words(f.Access), bad, result, access)
+		if uint64(f.Address) != uint64(bad) || words(f.Mode) != "user" || words(f.Result) != result || words(f.Access) != access || words(f.Kind) != kind {
+			t.Errorf("address %#x, mode %s, result %s, access %s, kind %s; want %#x, user, %s, %s, %s",
+				f.Address, words(f.Mode), words(f.Result), words(f.Access), words(f.Kind), bad, result, access, kind)
 		}
 	}
 }
