@@ -23,7 +23,8 @@ var session = fault.Session{
 
 const all = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasAttempts |
 	fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs | fault.HasInnerIDs |
-	fault.HasKind | fault.HasBefore | fault.HasAfter | fault.HasOffCPU
+	fault.HasKind | fault.HasBefore | fault.HasAfter | fault.HasOffCPU | fault.HasReclaim |
+	fault.HasAgain | fault.HasPFN
 
 // full is a record with every fact known and every number as long as it gets.
 func full() fault.Fault {
@@ -36,7 +37,7 @@ func full() fault.Fault {
 
 		Kind: fault.CowFile, KindExact: true, EntryBefore: 0x8000000000000025, EntryAfter: 0x8000000000000867, Pages: 16,
 
-		OffCPU: 9_876, Wait: fault.IO,
+		OffCPU: 9_876, Wait: fault.IO, Reclaim: 4_321, Compaction: 321, Again: true, PFN: 0x123456, Node: 1,
 	}
 }
 
@@ -172,6 +173,14 @@ type decoded struct {
 	Latency  *int64          `json:"latency_ns"`
 	OffCPU   *int64          `json:"offcpu_ns"`
 	Wait     *string         `json:"wait"`
+	Reclaim  *int64          `json:"reclaim_ns"`
+	Compact  *int64          `json:"compaction_ns"`
+	Cause    *string         `json:"cause"`
+	PFN      *string         `json:"pfn"`
+	Node     *int            `json:"node"`
+	Again    *bool           `json:"again"`
+	Offset   *uint64         `json:"file_offset"`
+	VMALock  *bool           `json:"vma_lock"`
 	VMA      json.RawMessage `json:"vma"`
 	PgOff    *uint64         `json:"pgoff"`
 	Hook     string          `json:"hook"`
@@ -195,10 +204,10 @@ func TestJSONFull(t *testing.T) {
 	const want = `{"type":"fault","time":"2026-11-30T03:02:04.000001239Z","mono_ns":4000001234,"pid":4194303,"tid":4194304,` +
 		`"nspid":3,"host_pid":99,"cpu":127,"comm":"systemd-journal","process":"systemd","mode":"kernel","access":"write","major":true,` +
 		`"address":"0x7ffff7ff1234","ip":"0xffffffff81234567","flags":["WRITE","ALLOW_RETRY","USER","VMA_LOCK","0x80000000"],` +
-		`"flags_raw":"0x80001045","attempts":2,"result":"ok",` +
-		`"kind":"cow-file","kind_by":"exact","page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,"offcpu_ns":9876,"wait":"io",` +
-		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false},` +
-		`"pgoff":34359705585,"hook":"fentry"}` + "\n"
+		`"flags_raw":"0x80001045","attempts":2,"result":"ok","cause":null,` +
+		`"kind":"cow-file","kind_by":"exact","pfn":"0x123456","node":1,"again":true,"page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,"offcpu_ns":9876,"wait":"io","reclaim_ns":4321,"compaction_ns":321,` +
+		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","flags":"rd wr mr mw me","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false},` +
+		`"pgoff":34359705585,"file_offset":null,"vma_lock":true,"hook":"fentry"}` + "\n"
 	if line != want {
 		t.Errorf("got  %swant %s", line, want)
 	}
@@ -215,7 +224,8 @@ func TestJSONUnknownIsNull(t *testing.T) {
 		t.Errorf("a fact that is not known is not null: %+v", got)
 	}
 	if got.Kind != nil || got.KindBy != nil || got.PageSize != nil || got.Before != nil || got.After != nil ||
-		got.OffCPU != nil || got.Wait != nil {
+		got.OffCPU != nil || got.Wait != nil || got.Reclaim != nil || got.Compact != nil || got.Cause != nil || got.PFN != nil ||
+		got.Node != nil || got.Again != nil || got.Offset != nil || got.VMALock != nil {
 		t.Errorf("what the kernel did is not known and not null: %+v", got)
 	}
 	if got.NSPID != nil || got.HostPID != nil {
@@ -236,7 +246,7 @@ func TestJSONSomeFlags(t *testing.T) {
 
 func TestJSONLabelAlone(t *testing.T) {
 	line := encode(Options{Format: JSON}, fault.Fault{Known: fault.HasLabel, VMA: fault.VMA{Label: "a\xffb"}})
-	const want = `"vma":{"start":null,"end":null,"perm":null,"pgoff":null,"label":"a` + "\ufffd" + `b","label_hex":"61ff62"`
+	const want = `"vma":{"start":null,"end":null,"perm":null,"flags":null,"pgoff":null,"label":"a` + "\ufffd" + `b","label_hex":"61ff62"`
 	if !strings.Contains(line, want) {
 		t.Errorf("%s lacks %s", line, want)
 	}
@@ -266,7 +276,7 @@ func TestJSONOtherLines(t *testing.T) {
 		string(e.AppendHeader(nil)): `{"type":"header","hook":"fentry","reason":"the best","kernel":"6.18.0","host":"a\"host","cpus":2,` +
 			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel"],"blind":[]}`,
 		string(e.AppendLost(nil, fault.Loss{Where: "ring buffer full", Count: 9})): `{"type":"lost","count":9,"where":"ring buffer full"}`,
-		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"untimed":0,"duration_ns":1500,"hook":"perf"}`,
+		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"untimed":0,"unremembered":0,"duration_ns":1500,"hook":"perf"}`,
 	} {
 		if got != want+"\n" {
 			t.Errorf("got  %swant %s", got, want)
@@ -307,7 +317,7 @@ func TestCSV(t *testing.T) {
 		"comm": `\x3dcmd|\"/c,`, "latency_ns": "", "vma_label": `\x1b[31m`, "address": "0x7ffff7ff1234", "major": "true",
 		"time": "2026-11-30T03:02:04.000001239Z", "flags": "WRITE|ALLOW_RETRY|USER|VMA_LOCK|0x80000000", "pgoff": "34359705585", "nspid": "",
 		"kind": "cow-file", "kind_by": "exact", "page_size": "4096", "pte_before": "0x8000000000000025", "pte_after": "0x8000000000000867",
-		"offcpu_ns": "9876", "wait": "io",
+		"offcpu_ns": "9876", "wait": "io", "cause": "", "vma_flags": "rd wr mr mw me", "file_offset": "", "vma_lock": "true",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %q, want %q", name, got[name], want)
