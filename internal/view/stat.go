@@ -86,7 +86,9 @@ func (s *Stat) appendOverview(b []byte, total *fault.Cost) []byte {
 	if total.Unknown > 0 {
 		b = fmt.Appendf(b, ", %s of unknown result", group(total.Unknown))
 	}
-	b = fmt.Appendf(b, "; %s lost\n", group(s.Counters.LostTotal()))
+	b = fmt.Appendf(b, "; %s lost", group(s.Counters.LostTotal()))
+	lost := Summary{Counters: s.Counters}
+	b = append(lost.appendCauses(b), '\n')
 	if total.Untimed < total.Faults() {
 		b = fmt.Appendf(b, "%s spent in faults, %s of the run time, the time of all threads added up", duration(total.Time),
 			percent(uint64(total.Time), uint64(s.Duration)))
