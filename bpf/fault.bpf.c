@@ -233,20 +233,58 @@ struct beginning {
 	__u64 address, ip;
 	__u32 flags;
 	__u16 known;
-	__u64 pgd;
+	__u64 mm;
 	__u8 mode, access;
 	bool foreign_mm, missing;
 };
+
+/*
+ * The table of level 1 for the address of the fault. It stays the same for a GiB as long
+ * as nobody has had the right to change mappings: only unmapping frees it, and not while
+ * a mapping that it serves is there. That holds for the thread's own address space; of
+ * another one nobody here hears when it ends and its place is taken.
+ */
+static __always_inline __u64 find_table(struct task_state *st, struct table_entry *found)
+{
+	struct mm_struct *mm = (void *)st->fault_mm;
+	__u64 gib = st->rec.address >> (PAGE_SHIFT + 2 * TABLE_SHIFT);
+	__u32 seq = 0;
+	bool keeps = read_seq(mm, &seq, false) && st->rec.mode != MODE_REMOTE;
+
+	if (keeps && st->table && st->table_mm == st->fault_mm && st->table_gib == gib &&
+	    st->table_seq == seq)
+		return st->table;
+	st->table = middle_table((__u64)BPF_CORE_READ(mm, pgd), st->rec.address, direct_map,
+				 table_levels, found);
+	st->table_mm = keeps ? st->fault_mm : 0;
+	st->table_gib = gib;
+	st->table_seq = seq;
+	return st->table;
+}
+
+/* Reads the entry for the address of the fault, and those around it. */
+static __always_inline struct table_entry look(struct task_state *st, __u64 entries[AROUND])
+{
+	struct table_entry found = {};
+	__u64 table = find_table(st, &found);
+
+	if (table)
+		table = next_table(table, st->rec.address, 1, direct_map, &found);
+	if (table)
+		read_around(table, st->rec.address, &found, entries);
+	return found;
+}
 
 /* Reads the page table as the fault finds it. */
 static __always_inline void look_before(struct task_state *st)
 {
 	struct fault_record *rec = &st->rec;
+	__u64 entries[AROUND];
 	struct table_entry e;
 
-	if (!direct_map || !st->pgd)
+	if (!direct_map || !st->fault_mm)
 		return;
-	e = read_entry(st->pgd, rec->address, direct_map, table_levels);
+	e = look(st, entries);
 	if (!e.known)
 		return;
 	rec->entry_before = e.value;
@@ -255,14 +293,22 @@ static __always_inline void look_before(struct task_state *st)
 	rec->known |= KNOWN_BEFORE;
 }
 
-/* How many pages a fault has mapped, of 16; one that was mapped already counts too. */
-static __always_inline __u16 pages_mapped(__u16 new)
+/*
+ * How many pages the fault has mapped, and how many of these from one folio. One that
+ * was mapped already counts too.
+ */
+static __always_inline void count_mapped(struct fault_record *rec, const struct table_entry *after,
+					 const __u64 entries[AROUND])
 {
-	__u16 n = 0;
+	__u16 new = after->present & ~rec->present, n = 0;
 
+	rec->pages = rec->folio = 1;
+	if (!(new &(new - 1)))
+		return;
 	for (int i = 0; i < AROUND; i++)
 		n += new >> i & 1;
-	return n ?: 1;
+	rec->pages = n;
+	rec->folio = run_around(entries, rec->address, new);
 }
 
 /* Reads the page table as the fault leaves it, and says what was done. */
@@ -270,7 +316,7 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 {
 	struct fault_record *rec = &st->rec;
 	bool known = rec->known & KNOWN_BEFORE;
-	__u16 new;
+	__u64 entries[AROUND];
 	struct evidence e = {
 		.before = { rec->entry_before, rec->level_before, known },
 		.vma_flags = rec->vma_flags,
@@ -282,12 +328,10 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 	};
 
 	if (known && result == RESULT_OK) {
-		e.after = read_entry(st->pgd, rec->address, direct_map, table_levels);
+		e.after = look(st, entries);
 		rec->entry_after = e.after.value;
 		rec->level_after = e.after.level;
-		new = e.after.present & ~rec->present;
-		rec->pages = pages_mapped(new);
-		rec->folio = pages_mapped(new &e.after.run);
+		count_mapped(rec, &e.after, entries);
 		rec->known |= e.after.known ? KNOWN_AFTER : 0;
 	}
 	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))
@@ -391,7 +435,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->offcpu_ns = 0;
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
-	st->pgd = b->pgd;
+	st->fault_mm = b->mm;
 	st->off_since = 0;
 	for (int i = 0; i < WAITS; i++)
 		st->off_ns[i] = 0;
@@ -608,11 +652,8 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	}
 	if (b.mode == MODE_REMOTE)
 		b.foreign_mm = READ(typed, vma, vm_mm) != READ_TASK(task, mm);
-	if (direct_map) {
-		struct mm_struct *mm = READ(typed, vma, vm_mm);
-
-		b.pgd = (__u64)READ(typed, mm, pgd);
-	}
+	if (direct_map)
+		b.mm = (__u64)READ(typed, vma, vm_mm);
 	/* The exception announced by page_fault_kernel has found its mapping. */
 	if (st && st->phase == TRAPPED && st->rec.address == address)
 		st->phase = IDLE;
@@ -737,13 +778,6 @@ int kretprobe_handle_mm_fault(struct pt_regs *ctx)
 
 #if defined(__TARGET_ARCH_x86)
 
-static __always_inline __u64 own_pgd(struct task_struct *task)
-{
-	struct mm_struct *mm = READ_TASK(task, mm);
-
-	return mm ? (__u64)READ_TASK(mm, pgd) : 0;
-}
-
 static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct task_struct *task)
 {
 	struct beginning b = { .address = ctx[0], .mode = user ? MODE_USER : MODE_KERNEL };
@@ -751,7 +785,7 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 	__u64 error_code = ctx[2];
 
 	if (direct_map)
-		b.pgd = own_pgd(task);
+		b.mm = (__u64)READ_TASK(task, mm);
 	b.ip = regs->ip;
 	b.known = KNOWN_IP | KNOWN_ACCESS | KNOWN_SOME_FLAGS;
 	b.missing = !(error_code & PF_PROT);
@@ -990,7 +1024,7 @@ int begin_exec(__u64 *ctx)
 	/* The old address space may be freed, and a later one stand in its place. */
 	st = find_state(task);
 	if (st)
-		st->vma_mm = st->exe_match = 0;
+		st->vma_mm = st->table_mm = st->exe_match = 0;
 	ids = observed_ids(task);
 	value = bpf_map_lookup_elem(&tracked, &ids.pid);
 	if (value && *value == TRACKED_PRE_EXEC)

@@ -133,56 +133,88 @@ struct table_entry {
 	__u64 value;
 	__u8 level; /* 0: a page, 1: 2 MiB, 2: 1 GiB; of an empty entry, where it is missing */
 	bool known;
-	/* Of a page: which of the 16 around it, aligned, are mapped, */
+	/* Of a page: which of the 16 around it, aligned, are mapped. */
 	__u16 present;
-	/* and which of them to frames that continue its own. */
-	__u16 run;
 };
 
 #define AROUND 16 /* entries: 64 KiB, as much as the kernel maps around a fault */
 
-/* Reads the entries around one of the last level. */
-static __always_inline void read_around(__u64 table, __u64 index, struct table_entry *found)
+static __always_inline __u64 index_of(__u64 address, int level)
 {
-	__u64 entries[AROUND], first;
+	return address >> (PAGE_SHIFT + TABLE_SHIFT * level) & TABLE_MASK;
+}
 
-	if (bpf_probe_read_kernel(entries, sizeof(entries),
+/* Reads the entry of the last level, and those around it into entries. */
+static __always_inline void read_around(__u64 table, __u64 address, struct table_entry *found,
+					__u64 entries[AROUND])
+{
+	__u64 index = index_of(address, 0);
+
+	if (bpf_probe_read_kernel(entries, AROUND * sizeof(__u64),
 				  (void *)(table + (index & ~(AROUND - 1ULL)) * 8)))
 		return;
 	for (int i = 0; i < AROUND; i++)
 		found->present |= entry_present(entries[i]) << i;
 	found->value = entries[index & (AROUND - 1)];
-	first = entry_frame(found->value) - ((index & (AROUND - 1)) << PAGE_SHIFT);
-	for (int i = 0; i < AROUND; i++)
-		found->run |= (entry_frame(entries[i]) == first + (i << PAGE_SHIFT)) << i;
+	found->level = 0;
 	found->known = true;
+}
+
+/* Of the pages in a mask, how many have frames that continue that of address. */
+static __always_inline __u16 run_around(const __u64 entries[AROUND], __u64 address, __u16 mask)
+{
+	__u64 at = index_of(address, 0) & (AROUND - 1);
+	__u64 first = (entries[at] & ENTRY_FRAME) - (at << PAGE_SHIFT);
+	__u16 n = 0;
+
+	for (int i = 0; i < AROUND; i++)
+		if (mask >> i & 1 && (entries[i] & ENTRY_FRAME) == first + (i << PAGE_SHIFT))
+			n++;
+	return n;
+}
+
+/*
+ * Follows one table. Returns the next one, or 0 when there is none: then found says
+ * why, if it could be read.
+ */
+static __always_inline __u64 next_table(__u64 table, __u64 address, int level, __u64 base,
+					struct table_entry *found)
+{
+	__u64 value;
+
+	if (bpf_probe_read_kernel(&value, sizeof(value),
+				  (void *)(table + index_of(address, level) * 8)))
+		return 0;
+	if (entry_is_table(value))
+		return base + (value & ENTRY_FRAME);
+	found->value = value;
+	found->level = level;
+	found->known = true;
+	return 0;
+}
+
+/* Finds the table of level 1 for an address; as next_table if there is none. */
+static __always_inline __u64 middle_table(__u64 pgd, __u64 address, __u64 base, __u8 levels,
+					  struct table_entry *found)
+{
+	__u64 table = pgd;
+
+	for (int level = MAX_TABLE_LEVELS - 1; level > 1 && table; level--)
+		if (level < levels)
+			table = next_table(table, address, level, base, found);
+	return table;
 }
 
 static __always_inline struct table_entry read_entry(__u64 pgd, __u64 address, __u64 base,
 						     __u8 levels)
 {
 	struct table_entry found = {};
-	__u64 table = pgd;
+	__u64 entries[AROUND], table = middle_table(pgd, address, base, levels, &found);
 
-	for (int level = MAX_TABLE_LEVELS - 1; level >= 0; level--) {
-		__u64 index = address >> (PAGE_SHIFT + TABLE_SHIFT * level) & TABLE_MASK, value;
-
-		if (level >= levels)
-			continue;
-		if (!level) {
-			read_around(table, index, &found);
-			return found;
-		}
-		if (bpf_probe_read_kernel(&value, sizeof(value), (void *)(table + index * 8)))
-			return found;
-		if (!entry_is_table(value)) {
-			found.value = value;
-			found.level = level;
-			found.known = true;
-			return found;
-		}
-		table = base + (value & ENTRY_FRAME);
-	}
+	if (table)
+		table = next_table(table, address, 1, base, &found);
+	if (table)
+		read_around(table, address, &found, entries);
 	return found;
 }
 

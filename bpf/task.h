@@ -37,7 +37,11 @@ struct task_state {
 	__u64 off_ns[WAITS];
 	__u64 task_since; /* when reclaim or compaction began, 0 outside of them */
 	__u64 reclaim_ns, compaction_ns;
-	__u64 pgd;	   /* of the address space that the fault in flight is on */
+	__u64 fault_mm; /* the address space that the fault in flight is on */
+	__u64 table;	/* its page table of level 1 for the address, 0 if there is none */
+	__u64 table_mm; /* that, the GiB and the state of mappings for which table holds */
+	__u64 table_gib;
+	__u32 table_seq;
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
 	__u64 exe_key;	   /* mm of the last verdict on the executable */
 	__u64 vma_mm;	   /* address space of the mapping in rec, 0 if it is no longer sure */
@@ -50,7 +54,7 @@ struct task_state {
 	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
 	__u8 exe_match;	 /* the same for exe_key */
 	__u8 off_why;	 /* enum wait, since off_since */
-	__u8 pad[5];
+	__u8 pad;
 };
 
 struct {

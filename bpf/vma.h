@@ -361,18 +361,23 @@ static __always_inline struct vm_area_struct *find_in_maple(struct mm_struct *mm
  * How often mm's mappings have been open to change (since 6.4, with per-VMA locks; a
  * seqcount since 6.13). False where the kernel has no such number.
  */
-static __always_inline bool read_mm_seq(struct mm_struct *mm, __u32 *seq)
+static __always_inline bool read_seq(struct mm_struct *mm, __u32 *seq, bool typed)
 {
 	struct mm_struct___seqcount *counted = (void *)mm;
 	struct mm_struct___seq *plain = (void *)mm;
 
 	if (bpf_core_field_exists(counted->mm_lock_seq.sequence))
-		*seq = READ(task_storage, counted, mm_lock_seq.sequence);
+		*seq = READ(typed, counted, mm_lock_seq.sequence);
 	else if (bpf_core_field_exists(plain->mm_lock_seq))
-		*seq = READ(task_storage, plain, mm_lock_seq);
+		*seq = READ(typed, plain, mm_lock_seq);
 	else
 		return false;
 	return true;
+}
+
+static __always_inline bool read_mm_seq(struct mm_struct *mm, __u32 *seq)
+{
+	return read_seq(mm, seq, task_storage);
 }
 
 /*

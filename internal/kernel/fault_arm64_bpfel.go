@@ -174,7 +174,12 @@ type faultTaskState struct {
 	TaskSince    uint64
 	ReclaimNs    uint64
 	CompactionNs uint64
-	Pgd          uint64
+	FaultMm      uint64
+	Table        uint64
+	TableMm      uint64
+	TableGib     uint64
+	TableSeq     uint32
+	_            [4]byte
 	CommKey      [4]uint64
 	ExeKey       uint64
 	VmaMm        uint64
@@ -187,8 +192,7 @@ type faultTaskState struct {
 	CommMatch    uint8
 	ExeMatch     uint8
 	OffWhy       uint8
-	Pad          [5]uint8
-	_            [4]byte
+	Pad          uint8
 }
 
 // Names of all BPF objects in the ELF.

@@ -21,8 +21,7 @@ type witnessEvidence struct {
 		Level   uint8
 		Known   bool
 		Present uint16
-		Run     uint16
-		_       [2]byte
+		_       [4]byte
 	}
 	After struct {
 		_       structs.HostLayout
@@ -30,8 +29,7 @@ type witnessEvidence struct {
 		Level   uint8
 		Known   bool
 		Present uint16
-		Run     uint16
-		_       [2]byte
+		_       [4]byte
 	}
 	VmaFlags uint64
 	Backing  uint8
