@@ -88,6 +88,7 @@ func countersSince(now, before *fault.Counters) fault.Counters {
 	d := fault.Counters{
 		Seen: now.Seen - before.Seen, Filtered: now.Filtered - before.Filtered, Untimed: now.Untimed - before.Untimed,
 		Minor: now.Minor - before.Minor, Major: now.Major - before.Major, Failed: now.Failed - before.Failed,
+		Unremembered: now.Unremembered - before.Unremembered,
 	}
 	for _, l := range now.Lost {
 		for _, old := range before.Lost {
