@@ -28,6 +28,13 @@ var attachPoints = map[string]struct {
 	faultProgFollowFork:             {ebpf.Tracing, "sched_process_fork"},
 	faultProgBeginExec:              {ebpf.Tracing, "task_rename"},
 	faultProgLeave:                  {ebpf.Tracing, "sched_process_exit"},
+	faultProgLeaveCpu:               {ebpf.Tracing, "sched_switch"},
+	faultProgBeginReclaim:           {ebpf.Tracing, "mm_vmscan_direct_reclaim_begin"},
+	faultProgEndReclaim:             {ebpf.Tracing, "mm_vmscan_direct_reclaim_end"},
+	faultProgBeginCgroupReclaim:     {ebpf.Tracing, "mm_vmscan_memcg_reclaim_begin"},
+	faultProgEndCgroupReclaim:       {ebpf.Tracing, "mm_vmscan_memcg_reclaim_end"},
+	faultProgBeginCompaction:        {ebpf.Tracing, "mm_compaction_begin"},
+	faultProgEndCompaction:          {ebpf.Tracing, "mm_compaction_end"},
 	faultProgTakeBaseline:           {ebpf.Tracing, "task"},
 	faultProgSettleAll:              {ebpf.Tracing, "task"},
 }

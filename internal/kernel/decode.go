@@ -187,13 +187,9 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		if r.EndNs < r.StartNs {
 			f.Known &^= fault.HasLatency
 			f.Latency = 0
+		} else {
+			d.divide(&f, r)
 		}
-		f.Known |= fault.HasOffCPU
-		if d.reclaim {
-			f.Known |= fault.HasReclaim
-			f.Reclaim, f.Compaction = time.Duration(r.ReclaimNs), time.Duration(r.CompactionNs)
-		}
-		f.OffCPU, f.Wait = min(time.Duration(r.OffcpuNs), f.Latency), fault.Wait(r.Wait)
 	}
 	if f.Is(fault.HasVMA) {
 		f.VMA = fault.VMA{
@@ -204,6 +200,16 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		d.label(&f, r)
 	}
 	return f
+}
+
+// divide tells what the latency consists of.
+func (d *decoder) divide(f *fault.Fault, r *faultFaultRecord) {
+	if d.reclaim {
+		f.Known |= fault.HasReclaim
+		f.Reclaim, f.Compaction = time.Duration(r.ReclaimNs), time.Duration(r.CompactionNs)
+	}
+	f.Known |= fault.HasOffCPU
+	f.OffCPU, f.Wait = min(time.Duration(r.OffcpuNs), f.Latency), fault.Wait(r.Wait)
 }
 
 // place tells where in the machine's memory the page is.

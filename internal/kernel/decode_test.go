@@ -25,17 +25,22 @@ func TestDecode(t *testing.T) {
 	r := faultFaultRecord{
 		Type: recordFault, Cpu: 3, StartNs: 1000, EndNs: 3500, Address: 0x7000_2345, Ip: 0x400000,
 		VmaStart: 0x7000_0000, VmaEnd: 0x7000_8000, VmaPgoff: 16, VmaFlags: 0x75, File: key,
-		HostPid: 11, HostTid: 12, Pid: 1, Tid: 2, Flags: 0x55, Attempts: 2, Known: 0xff,
-		Mode: 1, Access: 2, Result: 1, Major: 1, Label: labelFile,
+		HostPid: 11, HostTid: 12, Pid: 1, Tid: 2, Flags: 0x55, Attempts: 2, Known: 0xfff,
+		Mode: 1, Access: 2, Result: 2, Major: 1, Label: labelFile,
+		Kind: uint8(fault.Swap), EntryBefore: frameBits | 0x40, EntryAfter: 0x1234_5000 | 0x27, Pages: 3, Folio: 2,
+		OffcpuNs: 700, Wait: uint8(fault.IO), ReclaimNs: 500, CompactionNs: 100, Cause: uint8(fault.AccErr), Again: 1,
 	}
 	copy(raw(&r.Comm), "worker")
 	copy(raw(&r.Process), "server")
 	d := newDecoder(4096)
+	d.reclaim = true
 
 	if f, ok := d.decode(raw(&r)); !ok || f.Is(fault.HasLabel) {
 		t.Errorf("label %q of a name that has not come", f.VMA.Label)
 	}
-	if _, ok := d.decode(raw(nameRecord(key, "lib.so"))); ok {
+	name := nameRecord(key, "lib.so\x00usr\x00")
+	name.Flags = namePath | nameDeleted
+	if _, ok := d.decode(raw(name)); ok {
 		t.Error("a name became a fault")
 	}
 	f, ok := d.decode(raw(&r))
@@ -43,19 +48,42 @@ func TestDecode(t *testing.T) {
 		t.Fatal("no fault")
 	}
 	const most = fault.HasLatency | fault.HasMode | fault.HasAccess | fault.HasMajor | fault.HasFlags | fault.HasSomeFlag |
-		fault.HasAttempts | fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs
+		fault.HasAttempts | fault.HasResult | fault.HasIP | fault.HasVMA | fault.HasPgOff | fault.HasLabel | fault.HasIDs |
+		fault.HasKind | fault.HasBefore | fault.HasAfter | fault.HasAgain | fault.HasOffCPU | fault.HasReclaim
 	want := fault.Fault{
 		End: 3500, Latency: 2500 * time.Nanosecond, PID: 1, TID: 2, HostPID: 11, HostTID: 12, CPU: 3,
 		Comm: fault.MakeComm("worker"), Process: fault.MakeComm("server"), Known: most,
-		Mode: fault.Kernel, Access: fault.Exec, Result: fault.SIGBUS, Major: true, Attempts: 2, Flags: 0x55,
+		Mode: fault.Kernel, Access: fault.Exec, Result: fault.SIGSEGV, Major: true, Attempts: 2, Flags: 0x55,
 		Address: 0x7000_2345, IP: 0x400000, PgOff: 18,
-		VMA: fault.VMA{Start: 0x7000_0000, End: 0x7000_8000, PgOff: 16, Flags: 0x75, Inode: 5, Dev: 7, Label: "lib.so"},
+		VMA:  fault.VMA{Start: 0x7000_0000, End: 0x7000_8000, PgOff: 16, Flags: 0x75, Inode: 5, Dev: 7, Label: "lib.so", Path: "/usr/lib.so", Deleted: true},
+		Kind: fault.Swap, KindExact: true, EntryBefore: 0x40, EntryAfter: 0x27, Pages: 3, Folio: 2,
+		OffCPU: 700, Wait: fault.IO, Reclaim: 500, Compaction: 100, Cause: fault.AccErr, Again: true,
 	}
 	if f != want {
 		t.Errorf("got  %+v\nwant %+v", f, want)
 	}
 	if f.VMA.Perm() != "r-xp" {
 		t.Errorf("permissions %q", f.VMA.Perm())
+	}
+}
+
+func TestFileName(t *testing.T) {
+	for _, tt := range []struct {
+		text  string
+		flags uint32
+		want  fileName
+	}{
+		{"memfd:x", 0, fileName{label: "memfd:x"}},
+		{"dev/zero", 0, fileName{label: "[shmem]"}},
+		{"SYSV0000002a", 0, fileName{label: "SYSV0000002a"}},
+		{"c\x00b\x00a\x00", namePath, fileName{label: "c", path: "/a/b/c"}},
+		{"c\x00", namePath | nameDeleted, fileName{label: "c", path: "/c", deleted: true}},
+		{"c\x00b\x00", namePath | nameCut, fileName{label: "c", path: ".../b/c"}},
+		{"", namePath, fileName{path: "/"}},
+	} {
+		if got := makeFileName(tt.text, tt.flags); got != tt.want {
+			t.Errorf("%q, flags %d: %+v, want %+v", tt.text, tt.flags, got, tt.want)
+		}
 	}
 }
 
