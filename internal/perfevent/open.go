@@ -208,7 +208,8 @@ func (s *Session) attachTasks() error {
 			return err
 		}
 		opened[pid] = true
-		s.tasks.get(uint32(pid), uint32(pid))
+		// It may end before the first record is read; exec does not change its user.
+		s.status(s.tasks.get(uint32(pid), uint32(pid)).proc, refreshAfter)
 	}
 	for _, tid := range s.opt.Filter.TIDs {
 		if opened[int(tid)] {
@@ -333,7 +334,10 @@ func (s *Session) seedAll() error {
 			continue // it has ended
 		}
 		for _, tid := range tids {
-			s.tasks.get(uint32(pid), uint32(tid))
+			th := s.tasks.get(uint32(pid), uint32(tid))
+			if tid == pid && s.opt.Filter.UID != nil {
+				s.status(th.proc, refreshAfter)
+			}
 		}
 	}
 	return nil
