@@ -83,6 +83,19 @@ func TestLossIsTold(t *testing.T) {
 	}
 }
 
+// TestUnseenIsTold: "0 lost" is not all there is to say where a hook is blind.
+func TestUnseenIsTold(t *testing.T) {
+	open := func(o sourceOptions, log *slog.Logger) (source, error) {
+		src, err := script(fakeSource{})(o, log)
+		src.Session().Unseen = []string{"remote faults", "those of others"}
+		return src, err
+	}
+	_, _, stderr := runWith(open, "trace", "-d", "1ms")
+	if want := "s by tracepoint\nfaultsnoop: hook tracepoint does not see: remote faults; those of others\n"; !strings.HasSuffix(stderr, want) {
+		t.Errorf("stderr: %s", stderr)
+	}
+}
+
 func TestSourceFailure(t *testing.T) {
 	code, out, stderr := runWith(script(fakeSource{err: errors.New("ring gone")}), "trace", "--json")
 	if code != exitFailure || !strings.Contains(stderr, "faultsnoop: reading faults: ring gone\n") || !strings.Contains(stderr, "0 faults:") {

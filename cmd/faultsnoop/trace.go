@@ -181,6 +181,9 @@ func (t *tracer) conclude(p *pipeline, sum *view.Summary) error {
 	t.out.flush()
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())
+		if unseen := p.src.Session().Unseen; len(unseen) > 0 {
+			t.log.Info(fmt.Sprintf("hook %s does not see: %s", sum.Hook, strings.Join(unseen, "; ")))
+		}
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
@@ -193,7 +196,7 @@ func (t *tracer) explainNothing(c *fault.Counters) {
 	}
 	why := "names of more than 15 bytes are compared with the program's file name, which for a script is its interpreter's"
 	if !slices.ContainsFunc(t.comms, func(name string) bool { return len(name) > fault.MaxComm }) {
-		why = "names are compared letter by letter with those that ps -eLo comm shows"
+		why = "it must be part of a name that ps -eLo comm shows, compared case-sensitively"
 	}
 	t.log.Info(fmt.Sprintf("no fault matched -c %s: %s", strings.Join(quoted(t.comms), ", "), why))
 }
