@@ -32,6 +32,7 @@ type traceOptions struct {
 	minLatency   time.Duration
 
 	// output
+	output   string        // path of a file, empty for stdout
 	columns  []view.Column // nil is the default
 	json     bool
 	csv      bool
@@ -70,6 +71,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	filter.Var(into(&o.minLatency, parseDuration), "min-latency", "faults that took at least `DURATION` only, as in 100us")
 
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
+	output.VarP(into(&o.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes; the summary stays on stderr")
 	output.Var(into(&o.columns, parseColumns), "columns", "show these columns or presets: `A,B,C` as listed below")
 	output.BoolVar(&o.json, "json", false, "one JSON object a line: header, faults, losses, summary")
 	output.BoolVar(&o.csv, "csv", false, "comma-separated values with a header line")

@@ -62,6 +62,8 @@ func TestBadInput(t *testing.T) {
 		{"trace -d -1s", 2, "with its unit"},
 		{"trace -d 0s", 2, "with its unit"},
 		{"trace -n 0", 2, "from 1 on"},
+		{"trace --output=", 2, "write the path of a file"},
+		{"trace -o /no/such/file", 125, "opening the output: open /no/such/file: no such file"},
 		{"trace --sample 0", 2, "from 1 on"},
 		{"trace --buffer 12Q", 2, "write a size"},
 		{"trace --buffer 1", 2, "write a size from"},

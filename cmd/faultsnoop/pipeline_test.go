@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -120,6 +121,64 @@ func TestDiskFull(t *testing.T) {
 	}
 	if !strings.Contains(stderr.String(), "faultsnoop: writing the output: no space left on device\n") || !strings.Contains(stderr.String(), " faults: ") {
 		t.Errorf("stderr: %s", stderr.String())
+	}
+}
+
+// TestOutputFile: the data goes to the file, whatever it held, and to it alone.
+func TestOutputFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "out")
+	for _, n := range []int{3, 1} {
+		code, stdout, stderr := runWith(fakes["storm"], "trace", "--json", "-n", strconv.Itoa(n), "-o", file, "--", "sh", "-c", "exit 4")
+		if code != 4 || stdout != "" {
+			t.Errorf("code %d, stdout %q: %s", code, stdout, stderr)
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(string(b), "\n"); got != n+2 || !strings.HasPrefix(string(b), `{"type":"header"`) {
+			t.Errorf("%d lines, want header, %d faults and summary: %s", got, n, b)
+		}
+	}
+	if st, err := os.Stat(file); err != nil || st.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+}
+
+// TestOutputFails: before the command is started, or as soon as the disk is full.
+func TestOutputFails(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	code, _, stderr := runWith(fakes["storm"], "trace", "-o", "/no/such/file", "--", "touch", mark)
+	if _, err := os.Stat(mark); code != exitFailure || err == nil || !strings.HasPrefix(stderr, "faultsnoop: opening the output: ") {
+		t.Errorf("code %d, command run: %v: %s", code, err == nil, stderr)
+	}
+	oneLineOf(t, stderr)
+	code, _, stderr = runWith(fakes["storm"], "trace", "-o", "/dev/full")
+	if code != exitFailure || !strings.Contains(stderr, "faultsnoop: writing the output: no space left on device\n") {
+		t.Errorf("code %d: %s", code, stderr)
+	}
+}
+
+// TestEndsWithNamedTasks: with the last one named, be it waited for by then or not.
+func TestEndsWithNamedTasks(t *testing.T) {
+	for _, flag := range []string{"-p", "-t"} {
+		begin := time.Now()
+		args := []string{"trace", "--json", "-d", "20s"}
+		for _, life := range []string{"0.1", "0.5"} {
+			cmd := exec.Command("sleep", life)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Wait()
+			args = append(args, flag, strconv.Itoa(cmd.Process.Pid))
+		}
+		code, out, stderr := runWith(fakes["few"], args...)
+		if took := time.Since(begin); code != 0 || took > 10*time.Second || took < 500*time.Millisecond {
+			t.Errorf("%v: code %d after %v: %s", args, code, took, stderr)
+		}
+		if strings.Count(out, `{"type":"fault"`) != len(sampleFaults()) || !strings.Contains(stderr, "5 faults: ") {
+			t.Errorf("%v: %s%s", args, out, stderr)
+		}
 	}
 }
 

@@ -37,6 +37,9 @@ signal N ended it, 127 if it does not exist, 126 if it cannot be executed.
 Otherwise the exit code is 0, 2 for a wrong command line and 125 for a failure of
 faultsnoop itself, which never ends a command that runs.
 
+With -p and -t, tracing ends when all processes and threads named have ended.
+Descendants that outlive them are not waited for.
+
 INT, TERM and HUP end the tracing; with a command they are passed on to it, and its
 end ends the tracing. A second signal ends faultsnoop at once. When the reader of
 the output goes away, faultsnoop ends quietly with exit code 0, or with the
@@ -49,7 +52,8 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
   faultsnoop trace -c postgres --major            who waits for the disk
   faultsnoop trace -p 4711 --min-latency 100us    slow faults of a running process
   faultsnoop trace --columns pte -c python        CPU, pid, comm, address and page offset
-  faultsnoop trace --json -d 10s | jq .address    for programs`,
+  faultsnoop trace --json -o out.json -- make     the command keeps its own output
+  faultsnoop trace --json -d 10s | jq 'select(.type=="fault").address'`,
 		DisableFlagsInUseLine: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
@@ -93,7 +97,17 @@ type tracer struct {
 // the end. An error of its own leaves no process behind that has not become the
 // command yet.
 func (t *tracer) trace(ctx context.Context, open opener) error {
-	child, err := t.start()
+	path, err := t.resolve()
+	if err != nil {
+		return err
+	}
+	if t.output != "" {
+		if t.out, err = openOutput(t.output); err != nil {
+			return err
+		}
+		defer t.out.close()
+	}
+	child, err := t.start(path)
 	if err != nil {
 		return err
 	}
@@ -104,6 +118,7 @@ func (t *tracer) trace(ctx context.Context, open opener) error {
 		defer child.Abort()
 	}
 
+	tasks := holdNamed(&t.open.Filter, t.log)
 	src, err := open(t.open, t.log)
 	if err != nil {
 		return err
@@ -112,17 +127,28 @@ func (t *tracer) trace(ctx context.Context, open opener) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if len(t.pids)+len(t.tids) > 0 {
+		go func() {
+			if tasks.await(ctx) {
+				end(errors.New("all named processes and threads have ended"))
+			}
+		}()
+	}
 	return t.follow(ctx, end, src, child)
 }
 
-// start starts the command stopped; without one it returns nil.
-func (t *tracer) start() (*command, error) {
+// resolve finds the command's program; without a command it returns "".
+func (t *tracer) resolve() (string, error) {
 	if len(t.open.Command) == 0 {
-		return nil, nil
+		return "", nil
 	}
-	path, err := resolve(t.open.Command[0])
-	if err != nil {
-		return nil, err
+	return resolve(t.open.Command[0])
+}
+
+// start starts the command with the program at path stopped; without one it returns nil.
+func (t *tracer) start(path string) (*command, error) {
+	if path == "" {
+		return nil, nil
 	}
 	child, err := startStopped(path, t.open.Command)
 	if err != nil {
@@ -179,6 +205,7 @@ func (t *tracer) conclude(p *pipeline, sum *view.Summary) error {
 	sum.Counters = counters
 	t.out.buf = p.enc.AppendSummary(t.out.buf, sum)
 	t.out.flush()
+	t.out.close()
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())
 		if unseen := p.src.Session().Unseen; len(unseen) > 0 {

@@ -103,6 +103,13 @@ func parseDuration(text string) (time.Duration, error) {
 	return d, nil
 }
 
+func parsePath(text string) (string, error) {
+	if text == "" {
+		return "", errors.New("write the path of a file")
+	}
+	return text, nil
+}
+
 // addrRange is [start, end) in bytes.
 type addrRange struct{ start, end uint64 }
 
