@@ -57,7 +57,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	target.VarP(eachInto(&o.pids, parseID), "pid", "p", "trace process `PID` with all its threads (repeatable, or a list with commas)")
 	target.VarP(eachInto(&o.tids, parseID), "tid", "t", "trace the single thread `TID` (repeatable)")
 	target.StringArrayVarP(&o.comms, "comm", "c", nil, "trace threads whose own or whose process's name contains `NAME`; with more than 15 bytes: whose program's file name does (repeatable)")
-	target.Var(into(&o.cgroup, parseCgroup), "cgroup", "trace the cgroup v2 at `PATH` and those below it")
+	target.Var(into(&o.cgroup, parseCgroup), "cgroup", "trace the cgroup v2 at `PATH` and those below it; PATH is a folder of the cgroup v2 mount, as in /sys/fs/cgroup/system.slice")
 	target.Var(intoPtr(&o.uid, parseUser), "uid", "trace tasks of user `NAME` or number")
 	target.BoolVar(&o.children, "children", false, "follow forks (the default with -p and with -- COMMAND; --children=false does not)")
 	target.BoolVar(&o.self, "self", false, "trace faultsnoop itself too")

@@ -74,6 +74,10 @@ func TestOrder(t *testing.T) {
 }
 
 func TestLossIsTold(t *testing.T) {
+	one := script(fakeSource{batches: []fault.Batch{{Lost: []fault.Loss{{Where: "ring buffer full", Count: 1}}}, {}}})
+	if _, _, stderr := runWith(one, "trace", "-d", "100ms"); !strings.Contains(stderr, "1 fault lost so far") {
+		t.Errorf("stderr: %s", stderr)
+	}
 	lost := []fault.Batch{{Lost: []fault.Loss{{Where: "ring buffer full", Count: 3}}}, {Lost: []fault.Loss{{Where: "ring buffer full", Count: 4}}}, {}}
 	code, out, stderr := runWith(script(fakeSource{batches: lost}), "trace", "--json", "-d", "100ms")
 	if code != 0 || strings.Count(out, `"type":"lost"`) != 2 || !strings.Contains(out, `"lost":7,`) {
@@ -302,6 +306,29 @@ func TestSignalIsTheCommands(t *testing.T) {
 		if said := contents(t, stderr); code != want || !strings.Contains(said, "0 faults: ") {
 			t.Errorf("%s: exit code %d, want %d: %s", script, code, want, said)
 		}
+	}
+}
+
+// TestHeldWorkloadIsInterrupted: with the signal's code and without a word.
+func TestHeldWorkloadIsInterrupted(t *testing.T) {
+	cmd := faultsnoop(t, "quiet", "workload", "touch", "--pages", "1", "--hold", "20s")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(stderr)
+	if _, err := said.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(said)
+	if code := processExit(t, cmd); code != exitSignal+int(unix.SIGINT) || len(rest) > 0 || err != nil {
+		t.Errorf("exit code %d: %s %v", code, rest, err)
 	}
 }
 

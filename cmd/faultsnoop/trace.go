@@ -27,7 +27,7 @@ func newTraceCmd(open opener) *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
 		Use:   "trace [flags] [-- COMMAND [ARGS]]",
-		Short: "print one line per page fault, live",
+		Short: "Print one line per page fault, live",
 		Long: `Print one line per page fault, live: of the whole machine, of chosen processes, or
 of a command that is started for it.
 
