@@ -15,7 +15,6 @@ import sys
 def run(usage_path, command):
     pid = os.fork()
     if pid == 0:
-        os.dup2(2, 1)  # standard output belongs to the trace
         os.execvp(command[0], command)
     _, status, usage = os.wait4(pid, 0)
     with open(usage_path, "w") as f:
@@ -66,7 +65,7 @@ def compare(trace_path, talk_path, usage_path):
         else:
             verdict = f"equal with {short} of {lost} lost" if short else "equal"
         print(f"{name:24}{ours['minor']:12,}{ours['major']:9,}{kernel['minor']:12,}{kernel['major']:9,}  {verdict}")
-    print(f"hook {header['hook']}; seen {summary['seen']:,}, lost {lost:,}")
+    print(f"hook {header['hook']}; lost {lost:,}")
     if lost:
         print("Lost means that the hook knows how many faults happened, but not their addresses. With hook tracepoint\n"
               "that is the page into which execve(2) copies a program's arguments.")

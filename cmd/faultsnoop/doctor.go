@@ -177,8 +177,8 @@ func checks(f *kernel.Features, sys *kernel.System) []check {
 	if f.BPF.OK {
 		list = append(list,
 			from("ring buffer", f.RingBuffer, "records keep their order", "only hook perf can work"),
-			from("safe fexit", f.SafeFexit, "hook fentry is allowed", "hook fentry is not used"),
-			from("preemption", f.Undisturbed, "hook fentry hears of every fault", "hook fentry is not used"),
+			from("safe fexit", f.SafeFexit, noObstacle, "hook fentry is not used"),
+			preemptionCheck(from("preemption", f.Undisturbed, noObstacle, "hook fentry is not used"), f),
 			from("trampolines", f.Trampolines, "hook fentry can work", "hook fentry cannot work"),
 			from("kprobes", f.Kprobes, "hook kprobe can work", "hook kprobe cannot work"),
 			from("tracepoints", f.Tracepoints, "hook tracepoint can work", "hook tracepoint cannot work"),
@@ -193,6 +193,17 @@ func checks(f *kernel.Features, sys *kernel.System) []check {
 		from("perf events, all", f.PerfAll, "hook perf works for all processes", "hook perf works for own processes only"),
 		paranoidCheck(sys), lockdownCheck(sys), capsCheck(sys), memlockCheck(sys), tracefsCheck(f, sys), placeCheck(sys),
 	)
+}
+
+// noObstacle is what follows when one of several things that hook fentry needs is there.
+const noObstacle = "does not speak against hook fentry"
+
+// preemptionCheck leaves the remedy out where it would not make hook fentry work.
+func preemptionCheck(c check, f *kernel.Features) check {
+	if !f.Trampolines.OK || !f.SafeFexit.OK {
+		c.Remedy = ""
+	}
+	return c
 }
 
 func yesNo(name string, ok bool, with, without string) check {

@@ -46,7 +46,7 @@ func paranoidCheck(sys *kernel.System) check {
 func lockdownCheck(sys *kernel.System) check {
 	switch sys.Lockdown {
 	case "":
-		return check{Name: "lockdown", OK: true, Found: "not visible (securityfs is not mounted or the kernel has none)", Follows: "unknown; what it forbids shows in the checks above"}
+		return check{Name: "lockdown", Found: "unknown (securityfs is not mounted or the kernel has none)", Follows: "what it forbids, if anything, shows in the checks above"}
 	case "none":
 		return check{Name: "lockdown", OK: true, Found: "none", Follows: "nothing is forbidden"}
 	case "integrity":
@@ -103,12 +103,13 @@ func memlockCheck(sys *kernel.System) check {
 
 func tracefsCheck(f *kernel.Features, sys *kernel.System) check {
 	c := check{Name: "tracefs", OK: sys.Tracefs != "", Found: sys.Tracefs, Follows: "hook kprobe can ask for enough return probes"}
-	if c.OK {
-		return c
+	if !c.OK {
+		c.Found = "not mounted"
 	}
-	c.Found = "not mounted"
-	c.Follows = "not needed"
-	if f.Kprobes.OK {
+	switch {
+	case !f.Kprobes.OK:
+		c.Follows = "matters to hook kprobe only, which cannot work"
+	case !c.OK:
 		c.Follows = "hook kprobe may miss returns under load; those records have no latency"
 		c.Remedy = "mount -t tracefs nodev /sys/kernel/tracing"
 	}

@@ -31,12 +31,17 @@ func setGroupedHelp(cmd *cobra.Command, groups []flagGroup, columns bool) {
 
 // writeColumns explains the columns from the table that produces them.
 func writeColumns(b *strings.Builder) {
-	b.WriteString("COLUMNS\n")
+	b.WriteString("COLUMNS (without --columns text shows the preset default, CSV and JSON the preset wide)\n")
 	for _, p := range view.Presets {
 		writeEntry(b, p.Name, "preset: "+p.Help)
 	}
 	for i := range view.Columns {
-		writeEntry(b, view.Columns[i].Name, view.Columns[i].Help)
+		c := &view.Columns[i]
+		help := c.Help
+		if other := c.Elsewhere(); other != "" {
+			help += " (" + other + ")"
+		}
+		writeEntry(b, c.Name, help)
 	}
 }
 

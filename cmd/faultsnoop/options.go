@@ -34,6 +34,7 @@ type traceOptions struct {
 	minLatency   time.Duration
 
 	// output
+	output   string        // path of a file, empty for stdout
 	columns  []view.Column // nil is the default
 	json     bool
 	csv      bool
@@ -60,7 +61,7 @@ func (o *traceOptions) targetFlags() *pflag.FlagSet {
 	target.VarP(eachInto(&o.pids, parseID), "pid", "p", "trace process `PID` with all its threads (repeatable, or a list with commas)")
 	target.VarP(eachInto(&o.tids, parseID), "tid", "t", "trace the single thread `TID` (repeatable)")
 	target.StringArrayVarP(&o.comms, "comm", "c", nil, "trace threads whose own or whose process's name contains `NAME`; with more than 15 bytes: whose program's file name does (repeatable)")
-	target.Var(into(&o.cgroup, parseCgroup), "cgroup", "trace the cgroup v2 at `PATH` and those below it")
+	target.Var(into(&o.cgroup, parseCgroup), "cgroup", "trace the cgroup v2 at `PATH` and those below it; PATH is a folder of the cgroup v2 mount, as in /sys/fs/cgroup/system.slice")
 	target.Var(intoPtr(&o.uid, parseUser), "uid", "trace tasks of user `NAME` or number")
 	target.BoolVar(&o.children, "children", false, "follow forks (the default with -p and with -- COMMAND; --children=false does not)")
 	target.BoolVar(&o.self, "self", false, "trace faultsnoop itself too")
@@ -91,6 +92,7 @@ func (o *traceOptions) advancedFlags() *pflag.FlagSet {
 // register adds the flags to cmd in the groups of its help text.
 func (o *traceOptions) register(cmd *cobra.Command) {
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
+	output.VarP(into(&o.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes; the summary stays on stderr")
 	output.Var(into(&o.columns, parseColumns), "columns", "show these columns or presets: `A,B,C` as listed below")
 	output.BoolVar(&o.json, "json", false, "one JSON object a line: header, faults, losses, summary")
 	output.BoolVar(&o.csv, "csv", false, "comma-separated values with a header line")

@@ -24,6 +24,7 @@ type output struct {
 	buf     []byte
 	w       io.Writer
 	file    *os.File // w, if it is a file
+	owned   bool     // file was opened here
 	width   int      // terminal columns, 0 if w is no terminal
 	flushed time.Time
 	err     error // the first failure; from then on nothing is written
@@ -40,6 +41,29 @@ func newOutput(w io.Writer) *output {
 		})
 	}
 	return o
+}
+
+// openOutput makes an output of a new or emptied file.
+func openOutput(path string) (*output, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the output: %w; -o takes the path of a file that may be written", err)
+	}
+	o := newOutput(f)
+	o.owned = true
+	return o, nil
+}
+
+// close closes a file that was opened here; some file systems say only then that
+// they could not write it.
+func (o *output) close() {
+	if !o.owned {
+		return
+	}
+	o.owned = false
+	if err := o.file.Close(); err != nil && o.err == nil {
+		o.err = err
+	}
 }
 
 // control calls f with the descriptor, which stays as blocking as it is.

@@ -135,7 +135,11 @@ func reportLosses(ctx context.Context, src source, log *slog.Logger) {
 		}
 		if len(lately) > 0 {
 			last = time.Now()
-			log.Warn(fmt.Sprintf("%d faults lost so far, lately: %s", c.LostTotal(), strings.Join(lately, "; ")))
+			n, noun := c.LostTotal(), "faults"
+			if n == 1 {
+				noun = "fault"
+			}
+			log.Warn(fmt.Sprintf("%d %s lost so far, lately: %s", n, noun, strings.Join(lately, "; ")))
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -73,12 +74,29 @@ func TestOrder(t *testing.T) {
 }
 
 func TestLossIsTold(t *testing.T) {
+	one := script(fakeSource{batches: []fault.Batch{{Lost: []fault.Loss{{Where: "ring buffer full", Count: 1}}}, {}}})
+	if _, _, stderr := runWith(one, "trace", "-d", "100ms"); !strings.Contains(stderr, "1 fault lost so far") {
+		t.Errorf("stderr: %s", stderr)
+	}
 	lost := []fault.Batch{{Lost: []fault.Loss{{Where: "ring buffer full", Count: 3}}}, {Lost: []fault.Loss{{Where: "ring buffer full", Count: 4}}}, {}}
 	code, out, stderr := runWith(script(fakeSource{batches: lost}), "trace", "--json", "-d", "100ms")
 	if code != 0 || strings.Count(out, `"type":"lost"`) != 2 || !strings.Contains(out, `"lost":7,`) {
 		t.Errorf("code %d: %s", code, out)
 	}
 	if !strings.Contains(stderr, "7 faults lost so far") || !strings.Contains(stderr, "7 lost (ring buffer full: 3, ring buffer full: 4)") {
+		t.Errorf("stderr: %s", stderr)
+	}
+}
+
+// TestUnseenIsTold: "0 lost" is not all there is to say where a hook is blind.
+func TestUnseenIsTold(t *testing.T) {
+	open := func(o sourceOptions, log *slog.Logger) (source, error) {
+		src, err := script(fakeSource{})(o, log)
+		src.Session().Unseen = []string{"remote faults", "those of others"}
+		return src, err
+	}
+	_, _, stderr := runWith(open, "trace", "-d", "1ms")
+	if want := "s by tracepoint\nfaultsnoop: hook tracepoint does not see: remote faults; those of others\n"; !strings.HasSuffix(stderr, want) {
 		t.Errorf("stderr: %s", stderr)
 	}
 }
@@ -107,6 +125,64 @@ func TestDiskFull(t *testing.T) {
 	}
 	if !strings.Contains(stderr.String(), "faultsnoop: writing the output: no space left on device\n") || !strings.Contains(stderr.String(), " faults: ") {
 		t.Errorf("stderr: %s", stderr.String())
+	}
+}
+
+// TestOutputFile: the data goes to the file, whatever it held, and to it alone.
+func TestOutputFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "out")
+	for _, n := range []int{3, 1} {
+		code, stdout, stderr := runWith(fakes["storm"], "trace", "--json", "-n", strconv.Itoa(n), "-o", file, "--", "sh", "-c", "exit 4")
+		if code != 4 || stdout != "" {
+			t.Errorf("code %d, stdout %q: %s", code, stdout, stderr)
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(string(b), "\n"); got != n+2 || !strings.HasPrefix(string(b), `{"type":"header"`) {
+			t.Errorf("%d lines, want header, %d faults and summary: %s", got, n, b)
+		}
+	}
+	if st, err := os.Stat(file); err != nil || st.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+}
+
+// TestOutputFails: before the command is started, or as soon as the disk is full.
+func TestOutputFails(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	code, _, stderr := runWith(fakes["storm"], "trace", "-o", "/no/such/file", "--", "touch", mark)
+	if _, err := os.Stat(mark); code != exitFailure || err == nil || !strings.HasPrefix(stderr, "faultsnoop: opening the output: ") {
+		t.Errorf("code %d, command run: %v: %s", code, err == nil, stderr)
+	}
+	oneLineOf(t, stderr)
+	code, _, stderr = runWith(fakes["storm"], "trace", "-o", "/dev/full")
+	if code != exitFailure || !strings.Contains(stderr, "faultsnoop: writing the output: no space left on device\n") {
+		t.Errorf("code %d: %s", code, stderr)
+	}
+}
+
+// TestEndsWithNamedTasks: with the last one named, be it waited for by then or not.
+func TestEndsWithNamedTasks(t *testing.T) {
+	for _, flag := range []string{"-p", "-t"} {
+		begin := time.Now()
+		args := []string{"trace", "--json", "-d", "20s"}
+		for _, life := range []string{"0.1", "0.5"} {
+			cmd := exec.Command("sleep", life)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Wait()
+			args = append(args, flag, strconv.Itoa(cmd.Process.Pid))
+		}
+		code, out, stderr := runWith(fakes["few"], args...)
+		if took := time.Since(begin); code != 0 || took > 10*time.Second || took < 500*time.Millisecond {
+			t.Errorf("%v: code %d after %v: %s", args, code, took, stderr)
+		}
+		if strings.Count(out, `{"type":"fault"`) != len(sampleFaults()) || !strings.Contains(stderr, "5 faults: ") {
+			t.Errorf("%v: %s%s", args, out, stderr)
+		}
 	}
 }
 
@@ -230,6 +306,29 @@ func TestSignalIsTheCommands(t *testing.T) {
 		if said := contents(t, stderr); code != want || !strings.Contains(said, "0 faults: ") {
 			t.Errorf("%s: exit code %d, want %d: %s", script, code, want, said)
 		}
+	}
+}
+
+// TestHeldWorkloadIsInterrupted: with the signal's code and without a word.
+func TestHeldWorkloadIsInterrupted(t *testing.T) {
+	cmd := faultsnoop(t, "quiet", "workload", "touch", "--pages", "1", "--hold", "20s")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(stderr)
+	if _, err := said.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(said)
+	if code := processExit(t, cmd); code != exitSignal+int(unix.SIGINT) || len(rest) > 0 || err != nil {
+		t.Errorf("exit code %d: %s %v", code, rest, err)
 	}
 }
 

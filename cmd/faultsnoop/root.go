@@ -114,16 +114,35 @@ func newRootCmd(open opener) *cobra.Command {
 	root.Args = func(cmd *cobra.Command, args []string) error { return checkSubcommand(cmd, args) }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		var invalid *pflag.InvalidValueError
-		if errors.As(err, &invalid) { // it says what would be valid
-			return usagef("%w", err)
+		if !errors.As(err, &invalid) {
+			return usagef("%w; \"%s --help\" lists the flags", err, cmd.CommandPath())
 		}
-		return usagef("%w; \"%s --help\" lists the flags", err, cmd.CommandPath())
+		return usagef("invalid value %q for --%s: %s", invalid.GetValue(), invalid.GetFlag().Name, whyInvalid(invalid))
 	})
 	root.AddCommand(newTraceCmd(open), newStatCmd(open), newDoctorCmd(), newWorkloadCmd())
 	for _, cmd := range root.Commands() {
 		markUsageErrors(cmd)
 	}
 	return root
+}
+
+// whyInvalid says what is wrong with the value of a flag. Flags of ours say it
+// themselves, and what would be valid; those of pflag quote functions of Go.
+func whyInvalid(err *pflag.InvalidValueError) string {
+	var number *strconv.NumError
+	switch kind := err.GetFlag().Value.Type(); {
+	case kind == "duration":
+		return "write a number with its unit, as in 5s, 1m30s or 250ms"
+	case !errors.As(err, &number):
+		return err.Unwrap().Error()
+	case kind == "bool":
+		return "neither true nor false"
+	case errors.Is(number, strconv.ErrRange):
+		return "too large a number"
+	case strings.HasPrefix(kind, "float"):
+		return "not a number"
+	}
+	return "not a whole number"
 }
 
 func checkSubcommand(cmd *cobra.Command, args []string) error {

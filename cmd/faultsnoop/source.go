@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"os"
 	"runtime"
-	"strings"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
@@ -51,19 +50,19 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 	if err != nil {
 		return nil, err
 	}
-	var rejected []string
+	var rejected []kernel.Verdict
 	for _, v := range features.Verdicts() {
 		if v.Hook == plans[0].Hook {
 			break
 		}
-		rejected = append(rejected, fmt.Sprintf("%s: %s", v.Hook, v.Found))
+		rejected = append(rejected, v)
 	}
 	for i, plan := range plans {
 		src, err := openPlan(plan, opt, o)
 		if err == nil {
 			src.Session().Reason = reason(o.Hook, rejected)
 			if o.Hook == "" && len(rejected) > 0 {
-				log.Info(fmt.Sprintf("using hook %s, because of %s", plan.Hook, strings.Join(rejected, "; ")))
+				log.Info(fmt.Sprintf("using hook %s (%s)", plan.Hook, kernel.Reasons(rejected)))
 			}
 			return src, nil
 		}
@@ -71,7 +70,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 			return nil, err
 		}
 		log.Warn(fmt.Sprintf("%v; trying hook %s", err, plans[i+1].Hook))
-		rejected = append(rejected, fmt.Sprintf("%s: %v", plan.Hook, err))
+		rejected = append(rejected, kernel.Verdict{Hook: plan.Hook, Support: kernel.Support{Found: err.Error()}})
 	}
 	return nil, fmt.Errorf("choosing a hook: none works here; see faultsnoop doctor")
 }
@@ -107,12 +106,12 @@ func ringPages(size int) int {
 	return 1 << (bits.Len(uint(pages)) - 1)
 }
 
-func reason(insisted string, rejected []string) string {
+func reason(insisted string, rejected []kernel.Verdict) string {
 	switch {
 	case insisted != "":
 		return "asked for"
 	case len(rejected) == 0:
 		return "the best hook works here"
 	}
-	return strings.Join(rejected, "; ")
+	return kernel.Reasons(rejected)
 }

@@ -75,6 +75,7 @@ handled and the exit code is as in trace.`,
 
 func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
+	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
 	output.Var(eachInto(&o.by, oneOf(fault.Names[fault.By](), fault.ParseBy)), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result (repeatable, or a list with commas)")
 	output.Uint64Var(&o.top, "top", 10, "show the dearest `N` rows of each table, 0 all")
 	output.BoolVar(&o.hist, "hist", false, "draw a histogram of the latencies of each kind")
@@ -150,9 +151,11 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 		err = errors.Join(err, m.show(&m.before, m.last, true))
 	}
 	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, false))
+	s.out.close()
 	if err := errors.Join(err, s.out.failure()); err != nil {
 		return s.abandon(err, child)
 	}
+	s.tellUnseen(src.Session())
 	return s.result(child)
 }
 

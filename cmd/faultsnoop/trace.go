@@ -27,7 +27,7 @@ func newTraceCmd(open opener) *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
 		Use:   "trace [flags] [-- COMMAND [ARGS]]",
-		Short: "print one line per page fault, live",
+		Short: "Print one line per page fault, live",
 		Long: `Print one line per page fault, live: of the whole machine, of chosen processes, or
 of a command that is started for it.
 
@@ -36,6 +36,9 @@ processes it forks, and tracing ends with it. Its exit code is returned, 128+N i
 signal N ended it, 127 if it does not exist, 126 if it cannot be executed.
 Otherwise the exit code is 0, 2 for a wrong command line and 125 for a failure of
 faultsnoop itself, which never ends a command that runs.
+
+With -p and -t, tracing ends when all processes and threads named have ended.
+Descendants that outlive them are not waited for.
 
 INT, TERM and HUP end the tracing; with a command they are passed on to it, and its
 end ends the tracing. A second signal ends faultsnoop at once. When the reader of
@@ -49,7 +52,8 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
   faultsnoop trace -c postgres --major            who waits for the disk
   faultsnoop trace -p 4711 --min-latency 100us    slow faults of a running process
   faultsnoop trace --columns pte -c python        CPU, pid, comm, address and page offset
-  faultsnoop trace --json -d 10s | jq .address    for programs`,
+  faultsnoop trace --json -o out.json -- make     the command keeps its own output
+  faultsnoop trace --json -d 10s | jq 'select(.type=="fault").address'`,
 		DisableFlagsInUseLine: true,
 		Args:                  commandArgs,
 	}
@@ -98,7 +102,17 @@ type follower func(ctx context.Context, end context.CancelCauseFunc, src source,
 // run starts the command if there is one, opens the source and has it followed. An
 // error of its own leaves no process behind that has not become the command yet.
 func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
-	child, err := t.start()
+	path, err := t.resolve()
+	if err != nil {
+		return err
+	}
+	if t.output != "" {
+		if t.out, err = openOutput(t.output); err != nil {
+			return err
+		}
+		defer t.out.close()
+	}
+	child, err := t.start(path)
 	if err != nil {
 		return err
 	}
@@ -109,6 +123,7 @@ func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 		defer child.Abort()
 	}
 
+	tasks := holdNamed(&t.open.Filter, t.log)
 	src, err := open(t.open, t.log)
 	if err != nil {
 		return err
@@ -117,17 +132,28 @@ func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if len(t.pids)+len(t.tids) > 0 {
+		go func() {
+			if tasks.await(ctx) {
+				end(errors.New("all named processes and threads have ended"))
+			}
+		}()
+	}
 	return follow(ctx, end, src, child)
 }
 
-// start starts the command stopped; without one it returns nil.
-func (t *tracer) start() (*command, error) {
+// resolve finds the command's program; without a command it returns "".
+func (t *tracer) resolve() (string, error) {
 	if len(t.open.Command) == 0 {
-		return nil, nil
+		return "", nil
 	}
-	path, err := resolve(t.open.Command[0])
-	if err != nil {
-		return nil, err
+	return resolve(t.open.Command[0])
+}
+
+// start starts the command with the program at path stopped; without one it returns nil.
+func (t *tracer) start(path string) (*command, error) {
+	if path == "" {
+		return nil, nil
 	}
 	child, err := startStopped(path, t.open.Command)
 	if err != nil {
@@ -199,11 +225,20 @@ func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
 	sum.Counters = counters
 	t.out.buf = to.enc.AppendSummary(t.out.buf, sum)
 	t.out.flush()
+	t.out.close()
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())
+		t.tellUnseen(src.Session())
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
+}
+
+// tellUnseen names the faults that neither the records nor the losses include.
+func (t *tracer) tellUnseen(s *fault.Session) {
+	if len(s.Unseen) > 0 {
+		t.log.Info(fmt.Sprintf("hook %s does not see: %s", s.Hook, strings.Join(s.Unseen, "; ")))
+	}
 }
 
 // explainNothing says why a filter on names may have selected nothing.
@@ -213,7 +248,7 @@ func (t *tracer) explainNothing(c *fault.Counters) {
 	}
 	why := "names of more than 15 bytes are compared with the program's file name, which for a script is its interpreter's"
 	if !slices.ContainsFunc(t.comms, func(name string) bool { return len(name) > fault.MaxComm }) {
-		why = "names are compared letter by letter with those that ps -eLo comm shows"
+		why = "it must be part of a name that ps -eLo comm shows, compared case-sensitively"
 	}
 	t.log.Info(fmt.Sprintf("no fault matched -c %s: %s", strings.Join(quoted(t.comms), ", "), why))
 }

@@ -103,6 +103,13 @@ func parseDuration(text string) (time.Duration, error) {
 	return d, nil
 }
 
+func parsePath(text string) (string, error) {
+	if text == "" {
+		return "", errors.New("write the path of a file")
+	}
+	return text, nil
+}
+
 // addrRange is [start, end) in bytes.
 type addrRange struct{ start, end uint64 }
 
@@ -189,7 +196,7 @@ func parseCgroup(path string) (string, error) {
 		case mounted.Type == unix.CGROUP_SUPER_MAGIC:
 			return "", errors.New("this is cgroup v1, and v2 is not mounted; mount -t cgroup2 none /mnt gives it a place")
 		case v2 != "":
-			return "", fmt.Errorf("not a cgroup; write a folder below %s", v2)
+			return "", fmt.Errorf("not a cgroup v2; write a folder below %s, where it is mounted", v2)
 		}
 		return "", errors.New("not a cgroup, and cgroup v2 is not mounted; mount -t cgroup2 none /mnt gives it a place")
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"os/signal"
 	"strings"
 
@@ -14,7 +15,7 @@ import (
 func newWorkloadCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workload KIND",
-		Short: "take a known number of page faults of one kind",
+		Short: "Take a known number of page faults of one kind",
 		Long: `Take a known number of page faults of one kind, and print one line of JSON on
 stderr: the process and threads that took them, the addresses, how many faults
 were expected there and how many the kernel counted for each thread meanwhile.`,
@@ -23,7 +24,7 @@ were expected there and how many the kernel counted for each thread meanwhile.`,
 		// Without a function of its own cobra would answer a wrong kind with help and success.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("there is no workload to take: name one of %s", strings.Join(kindNames(), ", "))
+				return usagef("the kind of workload is missing: name one of %s", strings.Join(kindNames(), ", "))
 			}
 			return usagef("unknown workload %q%s; valid are %s", args[0], suggestion(args[0], kindNames()), strings.Join(kindNames(), ", "))
 		},
@@ -53,10 +54,19 @@ func newWorkloadKindCmd(kind workload.Kind) *cobra.Command {
 		return nil
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
-		defer stop()
-		// The second signal ends the process whatever it does.
-		defer context.AfterFunc(ctx, stop)()
+		ctx, end := context.WithCancelCause(cmd.Context())
+		defer end(nil)
+		ch := make(chan os.Signal, 1)
+		signal.Notify(ch, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+		defer signal.Stop(ch)
+		go func() {
+			select {
+			case sig := <-ch:
+				signal.Stop(ch) // the second one ends the process whatever it does
+				end(&exitError{code: exitSignal + int(sig.(unix.Signal))})
+			case <-ctx.Done():
+			}
+		}()
 		return run.Run(ctx, cmd.ErrOrStderr())
 	}
 	return cmd

@@ -63,6 +63,8 @@ type Session struct {
 	Covers []string
 	// Blind lists, in words for a user, what the hook cannot see or know.
 	Blind []string
+	// Unseen lists those of Blind that are classes of faults neither seen nor counted.
+	Unseen []string
 
 	Kernel, Host string
 	CPUs         int

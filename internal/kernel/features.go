@@ -65,6 +65,8 @@ type Features struct {
 	// PerfOwn and PerfAll are whether page-fault events can be opened for one's
 	// own processes and for all CPUs.
 	PerfOwn, PerfAll Support
+	// PerfKernel is whether the events of own processes may hear of kernel mode too.
+	PerfKernel Support
 	// RingBuffer is whether BPF ring buffers exist (5.8).
 	RingBuffer Support
 	// SafeFexit is false on kernels where fexit on a function that sleeps could

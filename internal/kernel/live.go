@@ -123,7 +123,7 @@ func (l *Live) describe(sys *System, command []string) error {
 		return err
 	}
 	l.session = fault.Session{
-		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind,
+		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind, Unseen: l.plan.Unseen,
 		Kernel: sys.Release, Host: host, CPUs: len(cpus), Command: command,
 		FlagNames: l.plan.FlagNames, PageSize: l.decoder.pageSize,
 	}
@@ -290,7 +290,7 @@ func (l *Live) unseenWhere() string {
 		where = "by get_user_pages, which hook tracepoint cannot see"
 	}
 	if l.recordFilter {
-		where += " (filters on records not applied)"
+		where += ", matching the filters or not"
 	}
 	return where
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -66,9 +67,9 @@ type Plan struct {
 	Pages int
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
-	// Covers and Blind are for the user: what the hook can see and what it cannot.
-	Covers, Blind []string
-	FlagNames     []fault.BitName
+	// Covers, Blind and Unseen are those of [fault.Session].
+	Covers, Blind, Unseen []string
+	FlagNames             []fault.BitName
 }
 
 // Verdict is whether one hook can be used and why.
@@ -120,56 +121,76 @@ func (f *Features) Plans(opt Options) ([]Plan, error) {
 			return nil, &UnsupportedError{opt.Hook, s}
 		}
 		p, err := f.plan(opt.Hook, opt)
-		if err == nil && !p.sees(opt.Filter.Mode) {
-			err = &UnsupportedError{opt.Hook, Support{
-				Found:  fmt.Sprintf("it does not see faults of mode %s", *opt.Filter.Mode),
-				Remedy: "leave --hook out, or --mode",
-			}}
-		}
-		return []Plan{p}, err
-	}
-	var plans []Plan
-	for _, v := range f.Verdicts() {
-		if !v.OK {
-			continue
-		}
-		p, err := f.plan(v.Hook, opt)
 		if err != nil {
 			return nil, err
 		}
-		if p.sees(opt.Filter.Mode) {
-			plans = append(plans, p)
+		if s := f.answers(&p, &opt.Filter); !s.OK {
+			s.Remedy = cmp.Or(s.Remedy, "leave --hook out")
+			return nil, &UnsupportedError{opt.Hook, s}
 		}
+		return []Plan{p}, nil
 	}
-	if len(plans) == 0 && opt.Filter.Mode != nil {
-		return nil, fmt.Errorf("choosing a hook: none that works here sees faults of mode %s: %s", *opt.Filter.Mode, f.whyNone())
+	var plans []Plan
+	var rejected []Verdict
+	for _, v := range f.Verdicts() {
+		if v.OK {
+			p, err := f.plan(v.Hook, opt)
+			if err != nil {
+				return nil, err
+			}
+			if v.Support = f.answers(&p, &opt.Filter); v.OK {
+				plans = append(plans, p)
+				continue
+			}
+		}
+		// What the BPF hooks need says what to do; perf_event_paranoid has no such words.
+		if v.Hook == Perf && v.Remedy != "" {
+			v.Found += " (" + v.Remedy + ")"
+		}
+		rejected = append(rejected, v)
 	}
 	if len(plans) == 0 {
-		return nil, fmt.Errorf("choosing a hook: none works here: %s", f.whyNone())
+		return nil, fmt.Errorf("choosing a hook: none will do here: %s", Reasons(rejected))
 	}
 	return plans, nil
 }
 
-// sees reports whether faults of a mode are among what the hook covers.
-func (p *Plan) sees(mode *fault.Mode) bool {
-	return mode == nil || slices.Contains(p.Covers, mode.String())
+// answers tells whether a hook that works can tell what a filter asks for.
+func (f *Features) answers(p *Plan, flt *fault.Filter) Support {
+	switch {
+	case p.Hook == Perf && flt.Access != nil:
+		return Support{Found: "does not tell read, write and exec apart"}
+	case flt.Mode == nil || slices.Contains(p.Covers, flt.Mode.String()):
+		return Support{OK: true, Found: "works"}
+	case p.Hook == Perf && *flt.Mode == fault.Kernel:
+		return f.PerfKernel
+	}
+	return Support{Found: fmt.Sprintf("does not see faults of mode %s", *flt.Mode)}
+}
+
+// Reasons is what was found of hooks in one line, those with the same reason together.
+func Reasons(verdicts []Verdict) string {
+	var lines []string
+	told := map[string]bool{}
+	for _, v := range verdicts {
+		if told[v.Found] {
+			continue
+		}
+		told[v.Found] = true
+		var same []string
+		for _, o := range verdicts {
+			if o.Found == v.Found {
+				same = append(same, string(o.Hook))
+			}
+		}
+		lines = append(lines, strings.Join(same, ", ")+": "+v.Found)
+	}
+	return strings.Join(lines, "; ")
 }
 
 // CheckPatterns reports what is wrong with the patterns of a filter on names.
 func CheckPatterns(patterns []string) error {
 	return setPatterns(map[string]any{}, patterns)
-}
-
-func (f *Features) whyNone() string {
-	var why []string
-	for _, v := range f.Verdicts() {
-		s := string(v.Hook) + ": " + v.Found
-		if v.Remedy != "" && v.Hook == Perf {
-			s += " (" + v.Remedy + ")"
-		}
-		why = append(why, s)
-	}
-	return strings.Join(why, "; ")
 }
 
 // statRows is room for as many processes, files or mappings as a machine has, and for
@@ -192,7 +213,7 @@ func statRows(tables []fault.By) int {
 func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if hook == Perf {
 		p := Plan{Hook: Perf, Covers: []string{"user"}}
-		if f.PerfAll.OK {
+		if f.PerfKernel.OK {
 			p.Covers = append(p.Covers, "kernel")
 		}
 		return p, nil
@@ -245,7 +266,8 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if f.Tracepoints.OK {
 		p.Programs = append(p.Programs, announceKernel...)
 	} else {
-		p.Blind = append(p.Blind, "accesses by the kernel to addresses without a mapping (EFAULT) are not seen")
+		p.Unseen = []string{"accesses by the kernel to addresses without a mapping (EFAULT)"}
+		p.Blind = p.Unseen
 	}
 	return p, nil
 }

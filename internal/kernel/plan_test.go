@@ -20,7 +20,7 @@ var yes = Support{OK: true, Found: "works"}
 func fullFeatures() Features {
 	return Features{
 		BPF: yes, BTF: yes, Trampolines: yes, Kprobes: yes, Tracepoints: yes, PerfBPF: yes,
-		PerfOwn: yes, PerfAll: yes, RingBuffer: yes, SafeFexit: yes, Undisturbed: yes, TaskStorage: true,
+		PerfOwn: yes, PerfKernel: yes, PerfAll: yes, RingBuffer: yes, SafeFexit: yes, Undisturbed: yes, TaskStorage: true,
 		Args: stockArgs, FaultFlags: flagTable, Returns: returnTable,
 	}
 }
@@ -82,12 +82,29 @@ func TestPlansSeeTheWantedMode(t *testing.T) {
 		t.Errorf("%d plans, %v; want fentry and kprobe", len(plans), err)
 	}
 	f.Trampolines, f.Kprobes = Support{Found: "refused"}, Support{Found: "refused"}
-	if _, err := f.Plans(opt); err == nil || !strings.Contains(err.Error(), "mode remote") {
+	if _, err := f.Plans(opt); err == nil || !strings.HasSuffix(err.Error(), "fentry, kprobe: refused; tracepoint, perf: does not see faults of mode remote") {
 		t.Errorf("error %v, want one that names the mode", err)
 	}
 	opt.Hook = Tracepoint
 	if _, err := f.Plans(opt); err == nil || !strings.Contains(err.Error(), "mode remote") {
 		t.Errorf("error %v, want one that names the mode", err)
+	}
+}
+
+// TestUnprivileged: the cause is what only root can do, and the remedy is named.
+func TestUnprivileged(t *testing.T) {
+	f := fullFeatures()
+	f.BPF = Support{Found: "needs root"}
+	f.PerfKernel = Support{Found: "faults of mode kernel: paranoid is 2", Remedy: "run as root, or sysctl kernel.perf_event_paranoid=1"}
+	kernelMode, write := fault.Kernel, fault.Write
+	for want, opt := range map[string]Options{
+		"kprobe, tracepoint: needs root; perf: faults of mode kernel: paranoid is 2 (run as root, or sysctl kernel.perf_event_paranoid=1)": {Filter: fault.Filter{Mode: &kernelMode}},
+		"using hook perf: faults of mode kernel: paranoid is 2; run as root, or sysctl kernel.perf_event_paranoid=1":                       {Filter: fault.Filter{Mode: &kernelMode}, Hook: Perf},
+		"kprobe, tracepoint: needs root; perf: does not tell read, write and exec apart":                                                   {Filter: fault.Filter{Access: &write}},
+	} {
+		if plans, err := f.Plans(opt); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%d plans, error %v, want %s", len(plans), err, want)
+		}
 	}
 }
 
@@ -108,7 +125,7 @@ func TestNoHookNamesEveryCause(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"fentry: needs root", "perf: paranoid is 3", "perf_event_paranoid=2"} {
+	for _, want := range []string{"fentry, kprobe, tracepoint: needs root", "perf: paranoid is 3", "perf_event_paranoid=2"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q lacks %q", err, want)
 		}

@@ -35,7 +35,7 @@ func Probe(hooks ...Hook) (Features, System) {
 	f.BPF = probeBPF(&sys, memlockErr)
 	f.probeTypes()
 	if wants(Perf) {
-		f.PerfOwn, f.PerfAll = probePerf(&sys)
+		f.PerfOwn, f.PerfKernel, f.PerfAll = probePerf(&sys)
 	}
 	if !f.BPF.OK {
 		return f, sys
@@ -206,7 +206,7 @@ func safeFexit(spec *btf.Spec) Support {
 }
 
 func probeTrampoline(sys *System) Support {
-	doing := "attaching fentry to " + handleMMFault
+	doing := "attaching to " + handleMMFault
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.Tracing, AttachType: ebpf.AttachTraceFEntry, AttachTo: handleMMFault,
 		Instructions: returnZero(), License: "GPL",
@@ -234,7 +234,7 @@ func probeKprobe(sys *System) Support {
 	if err != nil {
 		// The event source exists wherever kprobes do (since Linux 4.17).
 		if _, serr := os.Stat("/sys/bus/event_source/devices/kprobe"); serr != nil {
-			return Support{Found: doing + ": the kernel has no kprobes (CONFIG_KPROBES)"}
+			return Support{Found: "the kernel has no kprobes (CONFIG_KPROBES)"}
 		}
 		return sys.refusal(doing, err)
 	}
@@ -262,17 +262,20 @@ func probePerfBPF(sys *System) Support {
 }
 
 // probePerf opens page-fault events without BPF.
-func probePerf(sys *System) (own, all Support) {
+func probePerf(sys *System) (own, kernelMode, all Support) {
 	attr := unix.PerfEventAttr{
 		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_PAGE_FAULTS_MIN,
 		Bits: unix.PerfBitDisabled | unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv,
 	}
 	own = openable(sys, &attr, 0, -1, "page-fault events of own processes", 2)
+	inKernel := attr
+	inKernel.Bits = unix.PerfBitDisabled
+	kernelMode = openable(sys, &inKernel, 0, -1, "faults of mode kernel", 1)
 	cpus, err := onlineCPUs()
 	if err != nil || len(cpus) == 0 {
-		return own, Support{Found: "page-fault events of all processes: no online CPU found"}
+		return own, kernelMode, Support{Found: "page-fault events of all processes: no online CPU found"}
 	}
-	return own, openable(sys, &attr, -1, cpus[0], "page-fault events of all processes", 0)
+	return own, kernelMode, openable(sys, &attr, -1, cpus[0], "page-fault events of all processes", 0)
 }
 
 func openable(sys *System, attr *unix.PerfEventAttr, pid, cpu int, what string, paranoid int) Support {

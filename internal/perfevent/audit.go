@@ -11,8 +11,8 @@ const (
 	// ever written: one in about 100,000 when all CPUs are watched under load (seen on
 	// Linux 6.18).
 	unrecorded = "not recorded by perf"
-	// beforeFilters is appended when a filter works on the records.
-	beforeFilters = ", before filters"
+	// unfiltered is appended when a filter works on the records.
+	unfiltered = ", matching the filters or not"
 )
 
 // auditEvery is how often lost faults are counted while records are being lost, since
@@ -62,9 +62,9 @@ func (a *audit) after(s *Session) {
 		if a.total[k] <= got+a.lost[k] {
 			continue
 		}
-		l := fault.Loss{Where: where + ", " + name, Count: a.total[k] - got - a.lost[k]}
+		l := fault.Loss{Where: name + ", " + where, Count: a.total[k] - got - a.lost[k]}
 		if s.filtering() {
-			l.Where += beforeFilters
+			l.Where += unfiltered
 		}
 		a.lost[k] += l.Count
 		s.batch.Lost = append(s.batch.Lost, l)

@@ -99,6 +99,21 @@ func count(faults []fault.Fault, keep func(*fault.Fault) bool) (n int) {
 	return n
 }
 
+// TestUserOfEndedCommand lets a command and its child end before anything is read.
+func TestUserOfEndedCommand(t *testing.T) {
+	uid := uint32(os.Getuid())
+	c := startChild(t, true, "family", "1", "100")
+	s := open(t, Options{CommandPID: c.pid(), Filter: fault.Filter{UID: &uid, Children: true}})
+	c.release()
+	r := c.wait()[0]
+	done := make(chan struct{})
+	close(done)
+	faults, counters := collect(t, s, done)
+	if got := count(faults, in(r)); got != 100 || counters.Filtered != 0 {
+		t.Errorf("%d faults in the range, want 100; %d filtered out", got, counters.Filtered)
+	}
+}
+
 // TestCommand counts a command from its exec on, exactly.
 func TestCommand(t *testing.T) {
 	const pages = 5000

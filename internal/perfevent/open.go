@@ -33,15 +33,15 @@ type Options struct {
 
 // validate refuses what this hook can never answer.
 func (o *Options) validate() error {
-	const remedy = "choose another hook with --hook"
+	const remedy = "use a BPF hook, as root"
 	flt := &o.Filter
 	switch {
 	case flt.Access != nil:
-		return errors.New("filtering by access: perf events do not tell read, write and exec apart: " + remedy)
+		return errors.New("filtering by access: perf events do not tell read, write and exec apart; " + remedy)
 	case len(flt.Kinds) > 0:
-		return errors.New("filtering by kind: perf events do not tell what the kernel did: " + remedy)
+		return errors.New("filtering by kind: perf events do not tell what the kernel did; " + remedy)
 	case flt.Mode != nil && *flt.Mode == fault.Remote:
-		return errors.New("filtering by mode: perf events do not fire for remote faults: " + remedy)
+		return errors.New("filtering by mode: perf events do not fire for remote faults; " + remedy)
 	case flt.MinLatency > 0 && o.NoEntries:
 		return errors.New("filtering by latency: it is not measured without the events at the beginning of faults")
 	case o.BufferPages < 0 || bits.OnesCount(uint(o.BufferPages)) > 1:
@@ -210,7 +210,8 @@ func (s *Session) attachTasks() error {
 			return err
 		}
 		opened[pid] = true
-		s.tasks.get(uint32(pid), uint32(pid))
+		// It may end before the first record is read; exec does not change its user.
+		s.status(s.tasks.get(uint32(pid), uint32(pid)).proc, refreshAfter)
 	}
 	for _, tid := range s.opt.Filter.TIDs {
 		if opened[int(tid)] {
@@ -335,7 +336,10 @@ func (s *Session) seedAll() error {
 			continue // it has ended
 		}
 		for _, tid := range tids {
-			s.tasks.get(uint32(pid), uint32(tid))
+			th := s.tasks.get(uint32(pid), uint32(tid))
+			if tid == pid && s.opt.Filter.UID != nil {
+				s.status(th.proc, refreshAfter)
+			}
 		}
 	}
 	return nil
@@ -363,23 +367,24 @@ func (s *Session) describe(cpus int) error {
 	}
 	info.MonoStarted, info.Started = startTimes()
 	if s.userOnly {
-		info.Blind = append(info.Blind,
+		info.Unseen = append(info.Unseen,
 			"faults that the kernel takes on a process's memory: need root or perf_event_paranoid 1")
 	} else {
 		info.Covers = append(info.Covers, fault.Kernel.String())
 	}
 	if s.scope == taskScope {
 		// begin_new_exec in fs/exec.c takes their events away, whoever has opened them.
-		info.Blind = append(info.Blind, "programs that gain privileges or may not be read, from their start on")
+		info.Unseen = append(info.Unseen, "programs that gain privileges or may not be read, from their start on")
 	}
+	info.Unseen = append(info.Unseen, "remote faults (get_user_pages)")
+	unknown := "why a fault failed"
 	if s.opt.NoEntries {
-		info.Blind = append(info.Blind, "latency", "faults that fail")
+		info.Unseen = append(info.Unseen, "faults that fail")
+		unknown = "latency"
 	} else {
 		info.Covers = append(info.Covers, "failed")
-		info.Blind = append(info.Blind, "why a fault failed")
 	}
-	info.Blind = append(info.Blind,
-		"remote faults (get_user_pages)", "read, write or exec", "kinds", "fault flags", "attempts")
+	info.Blind = append(slices.Clone(info.Unseen), unknown, "read, write or exec", "kinds", "fault flags", "attempts")
 	if s.opt.Filter.UID != nil {
 		info.Blind = append(info.Blind, "the user of a process that ends within milliseconds: its parent's is taken")
 	}

@@ -113,7 +113,7 @@ var Columns = []Column{
 		text: appendHow, short: []string{"mode", "access"},
 	},
 	{
-		Name: "major", Title: "MAJ", Width: 3, left: true, Help: "maj: the kernel counted it in ru_majflt; min: in ru_minflt",
+		Name: "major", Title: "MAJ", Width: 3, left: true, Help: "maj: the kernel counted it in ru_majflt; min: in ru_minflt; failed in text: bus, seg, oom, hwp, int, efa (see result)",
 		key: "major", text: (*Encoder).appendMajor, raw: appendMajorBool,
 	},
 	{
@@ -197,7 +197,7 @@ var Columns = []Column{
 		text: known(fault.HasAfter, func(b []byte, f *fault.Fault) []byte { return strconv.AppendUint(b, f.EntryAfter, 16) }),
 	},
 	{
-		Name: "latency", Title: "LAT", Width: 6, Help: "from the first entry into the kernel's handler to the last exit; nanoseconds in CSV and JSON",
+		Name: "latency", Title: "LAT", Width: 6, Help: "from the first entry into the kernel's handler to the last exit",
 		key: "latency_ns", raw: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return strconv.AppendInt(b, int64(f.Latency), 10) }),
 		text: known(fault.HasLatency, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.Latency) }),
 	},
@@ -320,7 +320,7 @@ type UnknownColumnError struct{ Name string }
 func (e *UnknownColumnError) Error() string { return fmt.Sprintf("unknown column %q", e.Name) }
 
 // ParseColumns turns a comma-separated list of columns and presets into
-// columns. The names of JSON keys are understood too.
+// columns, each once. The names of JSON keys are understood too.
 func ParseColumns(list string) ([]Column, error) {
 	var columns []Column
 	for word := range strings.SplitSeq(list, ",") {
@@ -329,7 +329,11 @@ func ParseColumns(list string) ([]Column, error) {
 		if !ok {
 			return nil, &UnknownColumnError{Name: word}
 		}
-		columns = append(columns, more...)
+		for _, c := range more {
+			if !slices.ContainsFunc(columns, func(o Column) bool { return o.Name == c.Name }) {
+				columns = append(columns, c)
+			}
+		}
 	}
 	return columns, nil
 }
@@ -395,6 +399,19 @@ func spell(columns []Column) []Column {
 		}
 	}
 	return pick(names)
+}
+
+// Elsewhere is how the column is called in CSV and JSON, in words; empty if the same.
+func (c *Column) Elsewhere() string {
+	switch {
+	case c.key == "":
+		return strings.Join(c.short, " and ") + " in CSV and JSON"
+	case c.ofVMA:
+		return c.csvName() + " in CSV, vma." + c.key + " in JSON"
+	case c.key != c.Name:
+		return c.key + " in CSV and JSON"
+	}
+	return ""
 }
 
 func (c *Column) csvName() string {

@@ -104,6 +104,8 @@ func (e *Encoder) appendJSONHeader(b []byte) []byte {
 	b = appendStrings(b, s.Covers)
 	b = append(b, `,"blind":`...)
 	b = appendStrings(b, s.Blind)
+	b = append(b, `,"unseen":`...)
+	b = appendStrings(b, s.Unseen)
 	return append(b, "}\n"...)
 }
 

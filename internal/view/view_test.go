@@ -108,6 +108,25 @@ func TestTextUnknown(t *testing.T) {
 	}
 }
 
+func TestTextFailed(t *testing.T) {
+	f := full()
+	f.Known &^= fault.HasMajor
+	for result, want := range map[fault.Result]string{
+		fault.SIGBUS: "bus", fault.SIGSEGV: "seg", fault.OOM: "oom", fault.HWPoison: "hwp", fault.Interrupted: "int", fault.EFAULT: "efa", fault.OK: "-",
+	} {
+		f.Result = result
+		if got := strings.TrimSpace(encode(Options{Columns: columns(t, "major")}, f)); got != want {
+			t.Errorf("%v: %q, want %q", result, got, want)
+		}
+	}
+}
+
+func TestColumnsOnce(t *testing.T) {
+	if got := encode(Options{Columns: columns(t, "pid,cpu,pid,pte")}, full()); len(strings.Fields(got)) != 5 {
+		t.Errorf("pid, cpu, comm, address and pgoff once: %q", got)
+	}
+}
+
 func TestTextThread(t *testing.T) {
 	f := full()
 	if got := strings.Fields(encode(Options{}, f))[2]; got != "4194304" {
@@ -274,7 +293,7 @@ func TestJSONOtherLines(t *testing.T) {
 	}
 	for got, want := range map[string]string{
 		string(e.AppendHeader(nil)): `{"type":"header","hook":"fentry","reason":"the best","kernel":"6.18.0","host":"a\"host","cpus":2,` +
-			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel"],"blind":[]}`,
+			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel"],"blind":[],"unseen":[]}`,
 		string(e.AppendLost(nil, fault.Loss{Where: "ring buffer full", Count: 9})): `{"type":"lost","count":9,"where":"ring buffer full"}`,
 		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"untimed":0,"unremembered":0,"duration_ns":1500,"hook":"perf"}`,
 	} {
