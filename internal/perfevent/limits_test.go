@@ -77,8 +77,8 @@ func TestValidate(t *testing.T) {
 	}{
 		{Options{}, ""},
 		{Options{Filter: fault.Filter{Mode: &user, MinLatency: time.Second}}, ""},
-		{Options{Filter: fault.Filter{Access: &write}}, "--hook"},
-		{Options{Filter: fault.Filter{Mode: &remote}}, "--hook"},
+		{Options{Filter: fault.Filter{Access: &write}}, "use a BPF hook, as root"},
+		{Options{Filter: fault.Filter{Mode: &remote}}, "use a BPF hook, as root"},
 		{Options{Filter: fault.Filter{MinLatency: time.Second}, NoEntries: true}, "latency"},
 		{Options{BufferPages: 3}, "power of two"},
 		{Options{BufferPages: -1}, "power of two"},
