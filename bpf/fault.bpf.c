@@ -949,6 +949,7 @@ int refuse(__u64 *ctx)
 	struct kernel_siginfo *info = (void *)ctx[1];
 	struct task_state *st;
 	__u64 address;
+	bool in_flight;
 	__u8 result;
 	int code;
 
@@ -967,19 +968,18 @@ int refuse(__u64 *ctx)
 		st->raised = 0;
 		return 0;
 	}
-	if (st && st->phase == HANDLING && !((st->rec.address ^ address) & PAGE_MASK_4K)) {
-		st->rec.cause = sig == SIGSEGV ? code : 0;
-		if (!st->ignored && !(st->rec.known & KNOWN_VMA))
-			find_vma_unlocked(st, task);
-		end(st, task, result, false);
-		return 0;
-	}
-	st = begin_refused(task, st, address);
+	in_flight = st && st->phase == HANDLING && !((st->rec.address ^ address) & PAGE_MASK_4K);
+	if (!in_flight)
+		st = begin_refused(task, st, address);
 	if (!st)
 		return 0;
 	st->rec.cause = sig == SIGSEGV ? code : 0;
-	if (!st->ignored)
+	if (!st->ignored && !(st->rec.known & KNOWN_VMA))
 		find_vma_unlocked(st, task);
+	if (in_flight) {
+		end(st, task, result, false);
+		return 0;
+	}
 	st->rec.end_ns = st->rec.start_ns;
 	st->rec.result = result;
 	emit(st);

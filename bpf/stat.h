@@ -184,7 +184,8 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 		add_cost(row, rec);
 }
 
-static __always_inline void count_fault(const struct fault_record *rec, struct task_struct *task)
+/* Not inline, since it is long and called from wherever a fault may end. */
+static __noinline int count_fault(const struct fault_record *rec, struct task_struct *task)
 {
 	count_kind(rec);
 	for (__u32 i = 0; i < MAX_STAT_TABLES; i++) {
@@ -192,6 +193,7 @@ static __always_inline void count_fault(const struct fault_record *rec, struct t
 			break;
 		count_in_table(i, rec, task);
 	}
+	return 0;
 }
 
 #endif

@@ -61,8 +61,8 @@ static __always_inline struct mount *mount_of(struct vfsmount *mnt)
 	return (void *)mnt - bpf_core_field_offset(struct mount, mnt);
 }
 
-/* More than a path of PATH_LEN bytes has, unless its names are shorter than 8 bytes. */
-#define PATH_DEPTH 512
+/* Names and mounts of a path. Of a deeper one the first names are missing. */
+#define PATH_DEPTH 128
 
 /*
  * Writes the names from a file up to the root of its mount namespace, as d_path does

@@ -19,7 +19,7 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define GIB (1ULL << 30)
-#define TRIES 1024
+#define TRIES 256
 
 /* In: where the page is, what stands in it, and how many GiB were tried already. */
 volatile __u64 page_physical, page_value, tried;

@@ -24,7 +24,7 @@ const (
 	// candidates is how many GiB of memory are tried: what 46 bits can address.
 	candidates = 1 << 16
 	// triedAtOnce is TRIES of bpf/witness.bpf.c.
-	triedAtOnce = 1024
+	triedAtOnce = 256
 	// witnessPages is how many pages must be found where the kernel says they are.
 	witnessPages    = 3
 	witnessAttempts = 3
