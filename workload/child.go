@@ -12,24 +12,33 @@ import (
 )
 
 // cow is the write to memory shared with a forked child.
-type cow struct{ pageCount }
+type cow struct {
+	pageCount
+	huge bool
+}
 
 func cowFlags(fs *pflag.FlagSet) program {
 	c := &cow{}
 	c.declare(fs, 1024)
+	fs.BoolVar(&c.huge, "huge", false, "share that many huge pages, and write to one page in each: it is copied, and the huge page split")
 	return c
 }
 
 func (c *cow) lay(p *plan) error {
-	b, err := p.mapTouched(c.pages*p.pageSize, func(b []byte) { touchPages(b, p.pageSize) })
+	stride, mapShared := p.pageSize, p.mapTouched
+	if c.huge {
+		var err error
+		if stride, err = thpSize(); err != nil {
+			return err
+		}
+		mapShared = p.mapTouchedHuge(stride)
+	}
+	b, err := mapShared(c.pages*stride, func(b []byte) { touchPages(b, p.pageSize) })
 	if err != nil {
 		return err
 	}
-	j := &job{
-		ranges:  []Range{wholeRange(b, fault.Write, fault.Cow, p.pageSize)},
-		memory:  [][]byte{b},
-		toucher: p.writer(),
-	}
+	r := wholeRange(b, fault.Write, fault.Cow, stride)
+	j := &job{ranges: []Range{r}, memory: [][]byte{b}, toucher: writeEach{stride}}
 	if err := p.addJob(j); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -95,6 +96,43 @@ func (t *thp) lay(p *plan) error {
 		memory:  [][]byte{b},
 		toucher: p.writer(), // each small page: only the first of a huge one faults
 	})
+}
+
+// mapTouchedHuge is [plan.mapTouched] with huge pages of size bytes. They stay whole when
+// they are moved between places that are aligned alike.
+func (p *plan) mapTouchedHuge(huge int) func(int, func([]byte)) ([]byte, error) {
+	return func(n int, fill func([]byte)) ([]byte, error) {
+		hole, err := p.mapMemory(n+huge, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
+		if err != nil {
+			return nil, err
+		}
+		// It goes with the hole.
+		to := hole[-addressOf(hole)&Address(huge-1):][:n]
+		whole, err := unix.MmapPtr(-1, 0, nil, uintptr(n+huge), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			return nil, fmt.Errorf("mapping %d bytes: %w", n+huge, err)
+		}
+		skip := int(-uintptr(whole) & uintptr(huge-1))
+		from := unsafe.Add(whole, skip)
+		b := unsafe.Slice((*byte)(from), n)
+		if err := unix.Madvise(b, unix.MADV_HUGEPAGE); err != nil {
+			return nil, errors.Join(fmt.Errorf("advising huge pages: %w", err), unix.MunmapPtr(whole, uintptr(n+huge)))
+		}
+		fill(b)
+		if _, err := unix.MremapPtr(from, uintptr(n), unsafe.Pointer(unsafe.SliceData(to)), uintptr(n),
+			unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED); err != nil {
+			return nil, errors.Join(fmt.Errorf("moving %d bytes: %w", n, err), unix.MunmapPtr(whole, uintptr(n+huge)))
+		}
+		// Others may have come between already, so each end goes by itself.
+		var front error
+		if skip > 0 {
+			front = unix.MunmapPtr(whole, uintptr(skip))
+		}
+		if err := errors.Join(front, unix.MunmapPtr(unsafe.Add(from, n), uintptr(huge-skip))); err != nil {
+			return nil, fmt.Errorf("unmapping what was left: %w", err)
+		}
+		return to, nil
+	}
 }
 
 // thpSize returns the size of a transparent huge page in bytes, or an error if

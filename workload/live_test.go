@@ -181,6 +181,7 @@ func TestLiveExactness(t *testing.T) {
 		{"file --cold --pages 64", "user", 64, 64},
 		{"file --around", "user", 256 / max(1, pagesOf(aroundBytes)), 0},
 		{"cow", "user", 1024, 0},
+		{"cow --huge --pages 5", "user", 5, 0},
 		{"kernel", "kernel", 1024, 0},
 		{"device --pages 100", "user", 100, 0},
 		{"reuse", "user", 256, 0},
