@@ -30,6 +30,7 @@
 /* What a fault is classified by. */
 struct evidence {
 	struct table_entry before, after; /* after: unknown if the fault was not resolved */
+	__u64 address;
 	__u64 vma_flags;
 	__u8 backing; /* enum backing */
 	__u8 access;
@@ -38,9 +39,17 @@ struct evidence {
 	bool missing; /* the exception said that nothing was mapped; false: or it is not known */
 };
 
+/* The frame of the page itself, of which an entry of a huge page holds the first. */
+static __always_inline __u64 page_frame(const struct table_entry *e, __u64 address)
+{
+	__u64 size = 1ULL << (PAGE_SHIFT + TABLE_SHIFT * (e->level & 3));
+
+	return (entry_frame(e->value) & ~(size - 1)) | (address & (size - 1) & ENTRY_FRAME);
+}
+
 static __always_inline bool frame_changed(const struct evidence *e)
 {
-	return entry_frame(e->before.value) != entry_frame(e->after.value);
+	return page_frame(&e->before, e->address) != page_frame(&e->after, e->address);
 }
 
 /* Whether the fault went to the server of a userfaultfd (handle_userfault). */

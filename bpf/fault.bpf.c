@@ -275,22 +275,26 @@ static __always_inline struct table_entry look(struct task_state *st, __u64 entr
 	return found;
 }
 
-/* Reads the page table as the fault finds it. */
-static __always_inline void look_before(struct task_state *st)
+/*
+ * Reads the page table as the fault finds it. Not inline, nor is its counterpart, since
+ * the entries take a quarter of a stack.
+ */
+static __noinline int look_before(struct task_state *st)
 {
 	struct fault_record *rec = &st->rec;
 	__u64 entries[AROUND];
 	struct table_entry e;
 
 	if (!direct_map || !st->fault_mm)
-		return;
+		return 0;
 	e = look(st, entries);
 	if (!e.known)
-		return;
+		return 0;
 	rec->entry_before = e.value;
 	rec->level_before = e.level;
 	rec->present = e.present;
 	rec->known |= KNOWN_BEFORE;
+	return 0;
 }
 
 /*
@@ -300,7 +304,9 @@ static __always_inline void look_before(struct task_state *st)
 static __always_inline void count_mapped(struct fault_record *rec, const struct table_entry *after,
 					 const __u64 entries[AROUND])
 {
-	__u16 new = after->present & ~rec->present, n = 0;
+	/* A huge page that was split was mapped already. */
+	bool was_huge = rec->level_before && entry_present(rec->entry_before);
+	__u16 new = was_huge ? 0 : after->present & ~rec->present, n = 0;
 
 	rec->pages = rec->folio = 1;
 	if (!(new &(new - 1)))
@@ -312,13 +318,14 @@ static __always_inline void count_mapped(struct fault_record *rec, const struct 
 }
 
 /* Reads the page table as the fault leaves it, and says what was done. */
-static __always_inline void look_after(struct task_state *st, __u8 result, bool major)
+static __noinline int look_after(struct task_state *st, __u8 result, bool major)
 {
 	struct fault_record *rec = &st->rec;
 	bool known = rec->known & KNOWN_BEFORE;
 	__u64 entries[AROUND];
 	struct evidence e = {
 		.before = { rec->entry_before, rec->level_before, known },
+		.address = rec->address,
 		.vma_flags = rec->vma_flags,
 		.backing = rec->backing,
 		.access = rec->access,
@@ -335,9 +342,10 @@ static __always_inline void look_after(struct task_state *st, __u8 result, bool 
 		rec->known |= e.after.known ? KNOWN_AFTER : 0;
 	}
 	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))
-		return;
+		return 0;
 	rec->kind = classify(&e);
 	rec->known |= rec->kind != KIND_UNKNOWN ? KNOWN_KIND : 0;
+	return 0;
 }
 
 const volatile bool remember_pages;

@@ -50,7 +50,7 @@ func holdOracle(t *testing.T, args []string) (*held, string) {
 	h := &held{cmd: cmd, reports: workload.NewDecoder(io.TeeReader(stderr, &said))}
 	startKilled(t, cmd)
 	if h.ready, err = h.reports.Next(); err != nil {
-		if code := exitCode(t, cmd.Wait()); code != exitFailure || !slices.Contains(needMachine, args[0]) {
+		if code := exitCode(t, cmd.Wait()); code != exitFailure || !needsMachine(args) {
 			t.Fatalf("workload %v: %v, exit code %d: %s", args, err, code, said.String())
 		}
 		return nil, said.String()

@@ -80,6 +80,8 @@ func TestClassify(t *testing.T) {
 		{"write after fork", anonMemory, rw, wr, at(dirty(mapped(a, false))), at(dirty(mapped(b, true))), false, false, fault.Cow},
 		{"write over the zero page", anonMemory, rw, wr, at(special(mapped(a, false))), at(dirty(mapped(b, true))), false, false, fault.Cow},
 		{"write after the child's end", anonMemory, rw, wr, at(dirty(mapped(a, false))), at(dirty(mapped(a, true))), false, false, fault.Reuse},
+		{"huge page split, part copied", anonMemory, rw, wr, pmd(dirty(mapped(a&^0x1fffff, false))), at(dirty(mapped(b, true))), false, false, fault.Cow},
+		{"huge page split, part reused", anonMemory, rw, wr, pmd(dirty(mapped(a&^0x1fffff, false))), at(dirty(mapped(a&^0x1fffff|0x6000, true))), false, false, fault.Reuse},
 		{"huge page reused", anonMemory, rw, wr, pmd(dirty(mapped(a&^0x1fffff, false))), pmd(dirty(mapped(a&^0x1fffff, true))), false, false, fault.Reuse},
 
 		{"read of a file", fileMemory, ro | vmShared, r, at(none), at(mapped(a, false)), false, false, fault.File},
@@ -130,7 +132,7 @@ func TestClassify(t *testing.T) {
 		{"nothing known before", anonMemory, rw, wr, unknown, at(mapped(a, true)), false, false, fault.KindUnknown},
 	} {
 		e := witnessEvidence{
-			VmaFlags: test.flags, Backing: test.backing, Access: uint8(test.access), Major: test.major, Uffd: test.uffd,
+			Address: 0x7f0000006123, VmaFlags: test.flags, Backing: test.backing, Access: uint8(test.access), Major: test.major, Uffd: test.uffd,
 		}
 		e.Before.Value, e.Before.Level, e.Before.Known = test.before.value, test.before.level, test.before != unknown
 		e.After.Value, e.After.Level, e.After.Known = test.after.value, test.after.level, test.after != unknown

@@ -1,9 +1,13 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"time"
 	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
 
 	"faultsnoop/internal/fault"
 )
@@ -58,25 +62,56 @@ func (l *Live) readOther(out *fault.Rows) error {
 }
 
 func (l *Live) readTables(out *fault.Rows) error {
+	type row struct {
+		key  faultStatKey
+		cost fault.Cost
+	}
+	var found []row
 	var key faultStatKey
 	var value faultCost
 	rows := l.coll.Maps[faultMapStatRows].Iterate()
 	for rows.Next(&key, &value) {
-		if int(key.Table) >= len(out.Tables) {
-			continue
+		if int(key.Table) < len(out.Tables) {
+			found = append(found, row{key, costOf(&value)})
 		}
-		cost := costOf(&value)
-		t := &out.Tables[key.Table]
-		k := l.decoder.key(&key)
-		// A name that was sent again under the same label is the same row to the user.
-		row := t.Rows[k]
-		row.Add(&cost)
-		t.Rows[k] = row
 	}
 	if err := rows.Err(); err != nil {
 		return fmt.Errorf("reading the tables: %w", err)
 	}
+	// A file's name is sent before it is counted: now those of all rows have arrived.
+	if err := l.readNames(); err != nil {
+		return err
+	}
+	for i := range found {
+		t := &out.Tables[found[i].key.Table]
+		k := l.decoder.key(&found[i].key)
+		// A name that was sent again under the same label is the same row to the user.
+		sum := t.Rows[k]
+		sum.Add(&found[i].cost)
+		t.Rows[k] = sum
+	}
 	return nil
+}
+
+// readNames reads what is in the ring buffer: file names, since faults are counted.
+func (l *Live) readNames() error {
+	if l.drained {
+		return nil
+	}
+	l.reader.SetDeadline(time.Now())
+	for {
+		err := l.reader.ReadInto(&l.record)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil
+		case errors.Is(err, ringbuf.ErrFlushed):
+			l.drained = true
+			return nil
+		case err != nil:
+			return fmt.Errorf("reading the ring buffer: %w", err)
+		}
+		l.decoder.decode(l.record.RawSample)
+	}
 }
 
 func costOf(c *faultCost) fault.Cost {

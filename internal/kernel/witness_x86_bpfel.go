@@ -31,6 +31,7 @@ type witnessEvidence struct {
 		Present uint16
 		_       [4]byte
 	}
+	Address  uint64
 	VmaFlags uint64
 	Backing  uint8
 	Access   uint8

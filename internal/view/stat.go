@@ -51,10 +51,25 @@ type rowName struct{ text, numbers string }
 
 // append appends the name in limit columns, 0 for as many as it needs.
 func (n rowName) append(b []byte, limit int) []byte {
+	text := n.text
 	if limit > 0 {
 		limit = max(limit-len(n.numbers), leastName)
+		text = pathEnd(text, limit)
 	}
-	return append(appendEscaped(b, n.text, limit), n.numbers...)
+	return append(appendEscaped(b, text, limit), n.numbers...)
+}
+
+// pathEnd shortens a path to size bytes; its end says more than its beginning.
+func pathEnd(path string, size int) string {
+	const dots = "..."
+	if !strings.HasPrefix(path, "/") || len(path) <= size || size <= len(dots) {
+		return path
+	}
+	at := len(path) - size + len(dots)
+	for at < len(path) && !utf8.RuneStart(path[at]) {
+		at++
+	}
+	return dots + path[at:]
 }
 
 // Total is the sum over all kinds.
@@ -111,7 +126,7 @@ func (s *Stat) appendKinds(b []byte, total *fault.Cost) []byte {
 	for _, kind := range s.kinds() {
 		k := &s.Rows.Kinds[kind]
 		b = fmt.Appendf(b, "%-8s %11s %10s %6s %6s %6s", kind, group(k.Faults()), group(k.Major),
-			timed(&k.Cost, k.Time), share(&k.Cost, total), offCPU(&k.Cost))
+			timed(&k.Cost, k.Time), share(&k.Cost, total), s.offCPU(&k.Cost))
 		for _, q := range quantiles {
 			b = fmt.Appendf(b, " %6s", timed(&k.Cost, quantile(k, q.share)))
 		}
@@ -333,12 +348,12 @@ func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
 	out := object{
 		"type": s.typeName(), "hook": s.Session.Hook, "time": s.End.UTC().Format(time.RFC3339Nano),
 		"duration_ns": int64(s.Duration), "seen": total.Faults(), "lost": s.Counters.LostTotal(),
-		"filtered": s.Counters.Filtered, "total": costObject(&total),
+		"filtered": s.Counters.Filtered, "total": s.costObject(&total),
 	}
 	kinds := []object{}
 	for _, kind := range s.kinds() {
 		k := &s.Rows.Kinds[kind]
-		o := costObject(&k.Cost)
+		o := s.costObject(&k.Cost)
 		o["kind"] = nil
 		if kind != fault.KindUnknown {
 			o["kind"] = kind.String()
@@ -358,13 +373,13 @@ func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
 		rows, rest, hidden := s.top(t)
 		list := []object{}
 		for j := range rows {
-			o := costObject(&rows[j].cost)
+			o := s.costObject(&rows[j].cost)
 			s.keyObject(o, t.By, rows[j].key)
 			list = append(list, o)
 		}
-		table := object{"by": t.By.String(), "rows": list, "other": costObject(&t.Other)}
+		table := object{"by": t.By.String(), "rows": list, "other": s.costObject(&t.Other)}
 		if hidden > 0 {
-			more := costObject(&rest)
+			more := s.costObject(&rest)
 			more["rows"] = hidden
 			table["more"] = more
 		}
@@ -388,13 +403,16 @@ func (s *Stat) typeName() string {
 	return "stat"
 }
 
-func costObject(c *fault.Cost) map[string]any {
+func (s *Stat) costObject(c *fault.Cost) map[string]any {
 	o := map[string]any{
 		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "untimed": c.Untimed,
 		"time_ns": nil, "max_ns": nil, "offcpu_ns": nil, "bytes": nil,
 	}
 	if c.Untimed < c.Faults() || c.Faults() == 0 {
-		o["time_ns"], o["offcpu_ns"] = int64(c.Time), int64(c.OffCPU)
+		o["time_ns"] = int64(c.Time)
+		if s.knowsOffCPU() {
+			o["offcpu_ns"] = int64(c.OffCPU)
+		}
 	}
 	if c.Max > 0 {
 		o["max_ns"] = int64(c.Max)
@@ -543,9 +561,12 @@ func timed(c *fault.Cost, d time.Duration) string {
 
 func duration(d time.Duration) string { return string(appendDuration(nil, d)) }
 
+// knowsOffCPU: perf events do not tell when a thread leaves its CPU.
+func (s *Stat) knowsOffCPU() bool { return s.Session.Hook != "perf" }
+
 // offCPU is the share of the time in which threads did not run.
-func offCPU(c *fault.Cost) string {
-	if c.Time == 0 {
+func (s *Stat) offCPU(c *fault.Cost) string {
+	if c.Time == 0 || !s.knowsOffCPU() {
 		return string(unknown)
 	}
 	return percent(uint64(c.OffCPU), uint64(c.Time))
