@@ -9,11 +9,12 @@
  *
  * All of them call begin() and end(). Beside them, for every hook, tp_btf on
  * signal_generate (faults that no mapping answers), sched_process_fork, _exit and
- * task_rename (who is traced). Linux 5.10 and newer.
+ * task_rename (who is traced), sched_switch and the tracepoints of reclaim and
+ * compaction (what a fault waits for). Linux 5.10 and newer.
  *
- * Maps: records (ring buffer), counts (per CPU), states or states_by_tid (a
+ * Maps: records (ring buffer), counts (per CPU), states or states_by_task (a
  * thread's fault in flight), tracked, tids, cgroup (filters), names (file names
- * already sent).
+ * already sent), pages_seen, and kind_rows, stat_rows, other_rows (counting only).
  *
  * Every thread's min_flt and maj_flt, which getrusage(2) reports, are compared at
  * the beginning of a fault with what was recorded before. A completion that no
@@ -674,7 +675,7 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	if (st->ignored)
 		return;
 	name_task(&st->rec, task);
-	describe_vma(&st->rec, vma, typed);
+	describe_vma(&st->rec, vma, typed, true);
 }
 
 static __always_inline void exit_mm_fault(__u32 ret)
@@ -888,7 +889,7 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 	if (!st)
 		return;
 	if (!st->ignored)
-		find_vma(st, task);
+		find_vma(st, task, true);
 	end(st, task, RESULT_OK, major);
 }
 
@@ -957,7 +958,6 @@ int refuse(__u64 *ctx)
 	struct kernel_siginfo *info = (void *)ctx[1];
 	struct task_state *st;
 	__u64 address;
-	bool in_flight;
 	__u8 result;
 	int code;
 
@@ -976,15 +976,15 @@ int refuse(__u64 *ctx)
 		st->raised = 0;
 		return 0;
 	}
-	in_flight = st && st->phase == HANDLING && !((st->rec.address ^ address) & PAGE_MASK_4K);
-	if (!in_flight)
+	if (!st || st->phase != HANDLING || (st->rec.address ^ address) & PAGE_MASK_4K)
 		st = begin_refused(task, st, address);
 	if (!st)
 		return 0;
 	st->rec.cause = sig == SIGSEGV ? code : 0;
 	if (!st->ignored && !(st->rec.known & KNOWN_VMA))
 		find_vma_unlocked(st, task);
-	if (in_flight) {
+	/* What begin_refused begins is in no phase; a variable would make the verifier go twice. */
+	if (st->phase == HANDLING) {
 		end(st, task, result, false);
 		return 0;
 	}

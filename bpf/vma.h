@@ -62,7 +62,7 @@ static __always_inline struct mount *mount_of(struct vfsmount *mnt)
 }
 
 /* Names and mounts of a path. Of a deeper one the first names are missing. */
-#define PATH_DEPTH 128
+#define PATH_DEPTH 64
 
 /*
  * Writes the names from a file up to the root of its mount namespace, as d_path does
@@ -132,7 +132,8 @@ static __always_inline __u8 backing_of(struct inode *inode, struct super_block *
 	return kind == S_IFREG || kind == S_IFBLK ? BACKING_FILE : BACKING_DEVICE;
 }
 
-static __always_inline void describe_file(struct fault_record *rec, struct file *file, bool typed)
+static __always_inline void describe_file(struct fault_record *rec, struct file *file, bool typed,
+					  bool send)
 {
 	struct inode *inode = READ(typed, file, f_inode);
 	struct dentry *dentry = READ(typed, file, f_path.dentry);
@@ -150,7 +151,7 @@ static __always_inline void describe_file(struct fault_record *rec, struct file 
 	rec->file = key;
 	rec->label = LABEL_FILE;
 	rec->backing = backing_of(inode, sb, typed);
-	name = begin_name(&key);
+	name = send ? begin_name(&key) : NULL;
 	if (!name)
 		return;
 	/* What is in no folder, such as a memfd, has just a name. */
@@ -221,9 +222,12 @@ static __always_inline bool describe_named(struct fault_record *rec, struct vm_a
 	return true;
 }
 
-/* typed: the verifier knows vma to be a struct vm_area_struct. */
+/*
+ * typed: the verifier knows vma to be a struct vm_area_struct. send: also the path of a
+ * file that is new; without, it is known only if it was sent before.
+ */
 static __always_inline void describe_vma(struct fault_record *rec, struct vm_area_struct *vma,
-					 bool typed)
+					 bool typed, bool send)
 {
 	struct file *file = READ(typed, vma, vm_file);
 	struct mm_struct *mm;
@@ -236,7 +240,7 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 		    READ(typed, vma, vm_userfaultfd_ctx.ctx);
 	rec->known |= KNOWN_VMA;
 	if (file) {
-		describe_file(rec, file, typed);
+		describe_file(rec, file, typed, send);
 		return;
 	}
 	/* What has operations is not anonymous (vma_is_anonymous). */
@@ -262,8 +266,8 @@ static __always_inline bool holds(struct vm_area_struct *vma, __u64 address)
 	return address >= BPF_CORE_READ(vma, vm_start) && address < BPF_CORE_READ(vma, vm_end);
 }
 
-/* Deeper than any tree of 2^31 mappings can be. */
-#define RB_DEPTH 64
+/* Deeper than any tree of 2^20 mappings can be: sixteen times what vm.max_map_count allows. */
+#define RB_DEPTH 40
 
 /* Linux before 6.1. */
 static __always_inline struct vm_area_struct *find_in_rb(struct mm_struct *mm, __u64 address)
@@ -393,7 +397,7 @@ static __always_inline bool read_mm_seq(struct mm_struct *mm, __u32 *seq)
  * this one keeps it locked until it raises the number, so the present fault
  * would have waited for that. The name is that of the first such fault.
  */
-static __always_inline void find_vma(struct task_state *st, struct task_struct *task)
+static __always_inline void find_vma(struct task_state *st, struct task_struct *task, bool send)
 {
 	struct fault_record *rec = &st->rec;
 	struct mm_struct *mm = READ_TASK(task, mm);
@@ -414,8 +418,8 @@ static __always_inline void find_vma(struct task_state *st, struct task_struct *
 	else
 		vma = find_in_rb(mm, rec->address);
 	if (vma && BPF_CORE_READ(vma, vm_mm) == mm && holds(vma, rec->address)) {
-		describe_vma(rec, vma, false);
-		st->vma_mm = has_seq ? (__u64)mm : 0;
+		describe_vma(rec, vma, false, send);
+		st->vma_mm = has_seq && send ? (__u64)mm : 0;
 		st->vma_seq = seq;
 	}
 }
@@ -433,7 +437,8 @@ static __always_inline void find_vma_unlocked(struct task_state *st, struct task
 	if (!mm)
 		return;
 	read_mm_seq(mm, &before);
-	find_vma(st, task);
+	/* Paths are long to verify, and what fails has mostly been touched before. */
+	find_vma(st, task, false);
 	read_mm_seq(mm, &after);
 	if (before == after)
 		return;

@@ -64,12 +64,12 @@ func findPageTables() (PageTables, error) {
 	if err != nil {
 		return PageTables{}, fmt.Errorf("reading the BPF object: %w", err)
 	}
-	var w witnessObjects
+	var w tableReaders
 	if err := spec.LoadAndAssign(&w, nil); err != nil {
 		sys := ReadSystem()
 		return PageTables{}, errors.New(sys.refusal("loading the programs that read page tables", err).Found)
 	}
-	defer w.Close()
+	defer w.close()
 	// The programs look at the thread that runs them.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -88,6 +88,18 @@ func findPageTables() (PageTables, error) {
 	}
 	return PageTables{}, errors.New("reading page tables: a walk does not end in the frames of /proc/self/pagemap " +
 		"(memory encryption, or a hypervisor that keeps its own tables)")
+}
+
+// tableReaders are the programs that look for the direct map and prove it.
+type tableReaders struct {
+	FindDirectMap *ebpf.Program `ebpf:"find_direct_map"`
+	Walk          *ebpf.Program `ebpf:"walk"`
+	witnessVariables
+}
+
+func (r *tableReaders) close() {
+	r.FindDirectMap.Close()
+	r.Walk.Close()
 }
 
 // ownPages are pages whose frames are known.
@@ -152,7 +164,7 @@ func frameOf(address uint64) (uint64, error) {
 	return entry & frameMask * 4096, nil
 }
 
-func (p *ownPages) findDirectMap(w *witnessObjects) (uint64, error) {
+func (p *ownPages) findDirectMap(w *tableReaders) (uint64, error) {
 	err := errors.Join(
 		w.PagePhysical.Set(p.frames[0]),
 		w.PageValue.Set(binary.NativeEndian.Uint64(p.memory[0])))
@@ -175,7 +187,7 @@ func (p *ownPages) findDirectMap(w *witnessObjects) (uint64, error) {
 }
 
 // verify walks to all pages.
-func (p *ownPages) verify(w *witnessObjects, base uint64, levels uint8) (bool, error) {
+func (p *ownPages) verify(w *tableReaders, base uint64, levels uint8) (bool, error) {
 	for i, mem := range p.memory {
 		// The read gives it the permissions back that NUMA balancing may have taken.
 		if binary.NativeEndian.Uint64(mem) == 0 {
