@@ -15,7 +15,7 @@ import (
 // their files are taken when they fault.
 // https://github.com/bpftrace/bpftrace/issues/246
 func TestCaseShortLived(t *testing.T) {
-	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		programs := inGuest(20, 5)
 		loop := "i=0; while [ $i -lt " + strconv.Itoa(programs) + " ]; do " + self(t) + " workload touch --pages 1 2>/dev/null; i=$((i+1)); done"
 		tr := trace(t, hook, "--", "sh", "-c", loop)
@@ -40,7 +40,7 @@ func TestCaseShortLived(t *testing.T) {
 
 // A path is told as its process sees it, however long it is and whatever it holds.
 func TestWorkloadsPaths(t *testing.T) {
-	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		base, err := os.MkdirTemp(fileDir(), "faultsnoop-paths-*")
 		if err != nil {
 			t.Fatal(err)

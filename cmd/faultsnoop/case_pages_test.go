@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"testing"
 
 	"faultsnoop/workload"
@@ -12,11 +11,7 @@ import (
 // pages of a file that is in the page cache.
 // https://github.com/tsoding/arena/pull/5
 func TestCaseFaultsAreNotPages(t *testing.T) {
-	tried := bpfHooks
-	if os.Getenv(guestEnv) != "" {
-		tried = []string{bestHook(t)} // emulated machines are slow
-	}
-	hooks(t, tried, func(t *testing.T, hook string) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		huge, missing := holdOracle(t, []string{"thp", "--pages", "18"})
 		if huge == nil {
 			t.Skip(missing)

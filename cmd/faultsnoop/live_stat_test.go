@@ -96,7 +96,7 @@ func addMinor(counts map[string]kindCounts, kind string, n int64, pageSize int) 
 // What stat counts of every kind, in the kernel, is what getrusage counts for workloads
 // that take faults of one kind each; what trace lists at the same time is the same.
 func TestWorkloadsStat(t *testing.T) {
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	hooks(t, append(slices.Clone(someHooks()), "perf"), func(t *testing.T, hook string) {
 		list := statOracles()
 		holding := make([]*held, len(list))
 		skipped := make([]string, len(list))
@@ -292,7 +292,7 @@ func checkOwners(t *testing.T, c *statRun) {
 
 // A whole process from fork to exit: what is counted is the kernel's own count.
 func TestWorkloadsStatProcess(t *testing.T) {
-	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		code, stdout, stderr := outcome(t, program("stat", "--json", "--hook", hook, "--by", "process,mode,uid,cgroup", "--top", "0", "--",
 			"env", mainEnv+"=spawn", self(t), self(t), "workload", "touch", "--pages", "3000", "--threads", "4"))
 		if code != 0 {

@@ -218,7 +218,7 @@ func TestWorkloadsNUMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.WriteFile(knob, []byte("0"), 0o644)
-	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		tr := trace(t, hook, "--", self(t), "workload", "numa", "--pages", "64")
 		rep := tr.report(t)
 		for _, f := range tr.inRange(rep) {
@@ -246,7 +246,7 @@ func TestWorkloadsReclaim(t *testing.T) {
 	if err := os.WriteFile(cgroup+"/memory.max", []byte("40M"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		tr := trace(t, hook, "--", "sh", "-c", "echo $$ > "+cgroup+"/cgroup.procs; exec "+self(t)+" workload touch --pages 12000")
 		rep := tr.report(t)
 		var reclaimed int
