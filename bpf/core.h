@@ -210,6 +210,7 @@ struct thread_struct {
 };
 
 struct task_struct {
+	unsigned int __state;
 	int pid, tgid;
 	char comm[16];
 	struct mm_struct *mm;
@@ -219,7 +220,7 @@ struct task_struct {
 	const struct cred *cred;
 	unsigned long min_flt, maj_flt;
 	int pagefault_disabled;
-	__u64 start_time;
+	__u64 start_time, self_exec_id;
 	struct thread_struct thread;
 };
 

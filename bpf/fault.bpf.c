@@ -239,15 +239,28 @@ static __always_inline void forget(struct task_state *st)
 }
 
 /*
+ * Drops what was known of the program before an exec: its address space may be freed,
+ * and a later one stand in its place.
+ */
+static __always_inline void forget_image(struct task_state *st, struct task_struct *task)
+{
+	__u64 exec_id = READ_TASK(task, self_exec_id);
+
+	if (st->exec_id == exec_id)
+		return;
+	st->exec_id = exec_id;
+	st->vma_mm = st->exe_match = 0;
+}
+
+/*
  * Starts a record. st is the thread's state, NULL if it has none yet. Returns the
  * state, or NULL if the process is not wanted.
  */
 static __always_inline struct task_state *begin(struct task_struct *task, struct task_state *st,
 						const struct beginning *b)
 {
-	bool selftest = is_selftest(task, b->address);
+	bool selftest = is_selftest(task, b->address), fresh = !st, wanted;
 	struct fault_record *rec;
-	bool wanted;
 
 	if (!selftest && !armed) {
 		/* Tracing has ended: what went unheard until here still counts. */
@@ -260,15 +273,14 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 		forget(st);
 		return NULL;
 	}
-	if (st) {
-		wanted = !selftest && names_match(task, st);
-	} else {
+	if (fresh)
 		st = new_state(task);
-		if (!st)
-			return NULL;
-		wanted = !selftest && names_match(task, st);
+	if (!st)
+		return NULL;
+	forget_image(st, task);
+	wanted = !selftest && names_match(task, st);
+	if (fresh)
 		st->wanted = wanted;
-	}
 	/* What went unheard since the last fault falls under the verdict of then. */
 	settle(st, task);
 	st->wanted = wanted;
@@ -687,17 +699,22 @@ int refuse(__u64 *ctx)
 	return 0;
 }
 
-SEC("tp_btf/sched_process_fork")
+/*
+ * From Linux 7.0 on a task may be preempted inside a program on a tracepoint where
+ * the kernel is preemptible, and the program is then skipped for other tasks. The
+ * scheduler's own tracepoints fire with interrupts off, which excludes that: so forks
+ * are followed by the child's first wake-up, and an exit is taken up again by the
+ * dead task's last switch.
+ */
+SEC("tp_btf/sched_wakeup_new")
 int follow_fork(__u64 *ctx)
 {
-	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
-	__u32 from, to;
+	struct task_struct *parent = current_task(), *child = (void *)ctx[0];
+	__u32 from = READ_TASK(parent, tgid), to = child->tgid;
 	__u8 *value;
 
-	if (parent->group_leader == child->group_leader)
+	if (from == to)
 		return 0;
-	from = parent->tgid;
-	to = child->tgid;
 	if (observer_pidns) {
 		from = observed_nr((__u64)BPF_CORE_READ(parent, group_leader, thread_pid));
 		to = observed_nr((__u64)BPF_CORE_READ(child, thread_pid));
@@ -711,28 +728,7 @@ int follow_fork(__u64 *ctx)
 	return 0;
 }
 
-/* exec names the task right after it has taken the new address space. */
-SEC("tp_btf/task_rename")
-int begin_exec(__u64 *ctx)
-{
-	struct task_struct *task = current_task();
-	struct task_state *st;
-	struct ids ids;
-	__u8 *value;
-
-	if ((void *)ctx[0] != (void *)task)
-		return 0;
-	/* The old address space may be freed, and a later one stand in its place. */
-	st = find_state(task);
-	if (st)
-		st->vma_mm = st->exe_match = 0;
-	ids = observed_ids(task);
-	value = bpf_map_lookup_elem(&tracked, &ids.pid);
-	if (value && *value == TRACKED_PRE_EXEC)
-		*value = TRACKED;
-	return 0;
-}
-
+/* Sends a fault in flight while the address space is still there to describe it. */
 SEC("tp_btf/sched_process_exit")
 int leave(__u64 *ctx)
 {
@@ -747,14 +743,27 @@ int leave(__u64 *ctx)
 		add_to(unseen.minor, READ_TASK(task, min_flt));
 		add_to(unseen.major, READ_TASK(task, maj_flt));
 	}
-	/*
-	 * Task storage goes with the task. It must not go before: since 6.16 a thread
-	 * may take its last faults after this, which need the counts so far.
-	 */
-	if (!task_storage)
-		drop_state(task);
 	if (!BPF_CORE_READ(task, signal, live.counter))
 		bpf_map_delete_elem(&tracked, &ids.pid);
+	return 0;
+}
+
+/* Since 6.16 a thread may take its last faults after sched_process_exit. */
+SEC("tp_btf/sched_switch")
+int depart(__u64 *ctx)
+{
+	struct task_struct *task = current_task();
+	struct task_state *st;
+
+	if (!is_dead(task))
+		return 0;
+	st = find_state(task);
+	if (!st)
+		return 0;
+	settle(st, task);
+	/* Task storage goes with the task. */
+	if (!task_storage)
+		drop_state(task);
 	return 0;
 }
 
@@ -771,6 +780,7 @@ int take_baseline(struct bpf_iter__task *ctx)
 
 	if (!task || !template || !READ_TASK(task, mm))
 		return 0;
+	note_pre_exec(task);
 	/* Names, users and cgroups are judged when a fault is heard of. */
 	if (comm_patterns || exe_patterns || filter_uid || filter_cgroup)
 		return 0;

@@ -34,7 +34,7 @@ struct task_state {
 	/* min_flt and maj_flt as far as records or counters account for them. */
 	__u64 min_flt, maj_flt;
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
-	__u64 exe_key;	   /* mm of the last verdict on the executable */
+	__u64 exec_id;	   /* how often the thread's program was exchanged by exec */
 	__u64 vma_mm;	   /* address space of the mapping in rec, 0 if it is no longer sure */
 	__u32 vma_seq;	   /* and the state of its mappings */
 	__u32 last_flags;  /* FAULT_FLAG_* of the latest attempt */
@@ -43,7 +43,7 @@ struct task_state {
 	__u8 ignored;	 /* the fault in flight does not match */
 	__u8 raised;	 /* its error has been reported, the signal is to come */
 	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
-	__u8 exe_match;	 /* the same for exe_key */
+	__u8 exe_match;	 /* the same for the executable */
 	__u8 pad[6];
 };
 
@@ -192,6 +192,23 @@ static __always_inline struct ids observed_ids(struct task_struct *task)
 		ids.tid = READ_TASK(task, pid);
 	}
 	return ids;
+}
+
+#define TASK_DEAD 0x80 /* include/linux/sched.h */
+
+/* Before Linux 5.14 (commit 2f064a59a11f). */
+struct task_struct___state {
+	volatile long state;
+} __attribute__((preserve_access_index));
+
+/* Whether a task is about to be switched away from for the last time (do_task_dead). */
+static __always_inline bool is_dead(struct task_struct *task)
+{
+	struct task_struct___state *old = (void *)task;
+
+	if (bpf_core_field_exists(task->__state))
+		return READ_TASK(task, __state) & TASK_DEAD;
+	return BPF_CORE_READ(old, state) & TASK_DEAD;
 }
 
 /* Fills the ids of st->rec, which stay until the thread changes its own by exec. */

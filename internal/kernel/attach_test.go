@@ -25,9 +25,9 @@ var attachPoints = map[string]struct {
 	faultProgExitMinor:              {ebpf.PerfEvent, ""},
 	faultProgExitMajor:              {ebpf.PerfEvent, ""},
 	faultProgRefuse:                 {ebpf.Tracing, "signal_generate"},
-	faultProgFollowFork:             {ebpf.Tracing, "sched_process_fork"},
-	faultProgBeginExec:              {ebpf.Tracing, "task_rename"},
+	faultProgFollowFork:             {ebpf.Tracing, "sched_wakeup_new"},
 	faultProgLeave:                  {ebpf.Tracing, "sched_process_exit"},
+	faultProgDepart:                 {ebpf.Tracing, "sched_switch"},
 	faultProgTakeBaseline:           {ebpf.Tracing, "task"},
 	faultProgSettleAll:              {ebpf.Tracing, "task"},
 }

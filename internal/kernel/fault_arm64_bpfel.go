@@ -110,7 +110,7 @@ type faultTaskState struct {
 	MinFlt      uint64
 	MajFlt      uint64
 	CommKey     [4]uint64
-	ExeKey      uint64
+	ExecId      uint64
 	VmaMm       uint64
 	VmaSeq      uint32
 	LastFlags   uint32
@@ -137,7 +137,7 @@ const (
 	faultMapTemplates               = "templates"
 	faultMapTids                    = "tids"
 	faultMapTracked                 = "tracked"
-	faultProgBeginExec              = "begin_exec"
+	faultProgDepart                 = "depart"
 	faultProgExitMajor              = "exit_major"
 	faultProgExitMinor              = "exit_minor"
 	faultProgFentryHandleMmFault    = "fentry_handle_mm_fault"
@@ -178,6 +178,7 @@ const (
 	faultVarMinLatencyNs            = "min_latency_ns"
 	faultVarNameRecordType          = "name_record_type"
 	faultVarObserverPidns           = "observer_pidns"
+	faultVarPreExecId               = "pre_exec_id"
 	faultVarRetHwpoison             = "ret_hwpoison"
 	faultVarRetMajor                = "ret_major"
 	faultVarRetOom                  = "ret_oom"
@@ -241,7 +242,7 @@ type faultSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type faultProgramSpecs struct {
-	BeginExec              *ebpf.ProgramSpec `ebpf:"begin_exec"`
+	Depart                 *ebpf.ProgramSpec `ebpf:"depart"`
 	ExitMajor              *ebpf.ProgramSpec `ebpf:"exit_major"`
 	ExitMinor              *ebpf.ProgramSpec `ebpf:"exit_minor"`
 	FentryHandleMmFault    *ebpf.ProgramSpec `ebpf:"fentry_handle_mm_fault"`
@@ -303,6 +304,7 @@ type faultVariableSpecs struct {
 	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	PreExecId       *ebpf.VariableSpec `ebpf:"pre_exec_id"`
 	RetHwpoison     *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.VariableSpec `ebpf:"ret_major"`
 	RetOom          *ebpf.VariableSpec `ebpf:"ret_oom"`
@@ -402,6 +404,7 @@ type faultVariables struct {
 	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.Variable `ebpf:"observer_pidns"`
+	PreExecId       *ebpf.Variable `ebpf:"pre_exec_id"`
 	RetHwpoison     *ebpf.Variable `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.Variable `ebpf:"ret_major"`
 	RetOom          *ebpf.Variable `ebpf:"ret_oom"`
@@ -427,7 +430,7 @@ type faultVariables struct {
 //
 // It can be passed to loadFaultObjects or ebpf.CollectionSpec.LoadAndAssign.
 type faultPrograms struct {
-	BeginExec              *ebpf.Program `ebpf:"begin_exec"`
+	Depart                 *ebpf.Program `ebpf:"depart"`
 	ExitMajor              *ebpf.Program `ebpf:"exit_major"`
 	ExitMinor              *ebpf.Program `ebpf:"exit_minor"`
 	FentryHandleMmFault    *ebpf.Program `ebpf:"fentry_handle_mm_fault"`
@@ -443,7 +446,7 @@ type faultPrograms struct {
 
 func (p *faultPrograms) Close() error {
 	return _FaultClose(
-		p.BeginExec,
+		p.Depart,
 		p.ExitMajor,
 		p.ExitMinor,
 		p.FentryHandleMmFault,

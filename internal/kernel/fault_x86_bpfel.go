@@ -110,7 +110,7 @@ type faultTaskState struct {
 	MinFlt      uint64
 	MajFlt      uint64
 	CommKey     [4]uint64
-	ExeKey      uint64
+	ExecId      uint64
 	VmaMm       uint64
 	VmaSeq      uint32
 	LastFlags   uint32
@@ -138,7 +138,7 @@ const (
 	faultMapTids                     = "tids"
 	faultMapTracked                  = "tracked"
 	faultProgAnnouncePageFaultKernel = "announce_page_fault_kernel"
-	faultProgBeginExec               = "begin_exec"
+	faultProgDepart                  = "depart"
 	faultProgEnterPageFaultKernel    = "enter_page_fault_kernel"
 	faultProgEnterPageFaultUser      = "enter_page_fault_user"
 	faultProgExitMajor               = "exit_major"
@@ -181,6 +181,7 @@ const (
 	faultVarMinLatencyNs             = "min_latency_ns"
 	faultVarNameRecordType           = "name_record_type"
 	faultVarObserverPidns            = "observer_pidns"
+	faultVarPreExecId                = "pre_exec_id"
 	faultVarRetHwpoison              = "ret_hwpoison"
 	faultVarRetMajor                 = "ret_major"
 	faultVarRetOom                   = "ret_oom"
@@ -245,7 +246,7 @@ type faultSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type faultProgramSpecs struct {
 	AnnouncePageFaultKernel *ebpf.ProgramSpec `ebpf:"announce_page_fault_kernel"`
-	BeginExec               *ebpf.ProgramSpec `ebpf:"begin_exec"`
+	Depart                  *ebpf.ProgramSpec `ebpf:"depart"`
 	EnterPageFaultKernel    *ebpf.ProgramSpec `ebpf:"enter_page_fault_kernel"`
 	EnterPageFaultUser      *ebpf.ProgramSpec `ebpf:"enter_page_fault_user"`
 	ExitMajor               *ebpf.ProgramSpec `ebpf:"exit_major"`
@@ -309,6 +310,7 @@ type faultVariableSpecs struct {
 	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	PreExecId       *ebpf.VariableSpec `ebpf:"pre_exec_id"`
 	RetHwpoison     *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.VariableSpec `ebpf:"ret_major"`
 	RetOom          *ebpf.VariableSpec `ebpf:"ret_oom"`
@@ -408,6 +410,7 @@ type faultVariables struct {
 	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.Variable `ebpf:"observer_pidns"`
+	PreExecId       *ebpf.Variable `ebpf:"pre_exec_id"`
 	RetHwpoison     *ebpf.Variable `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.Variable `ebpf:"ret_major"`
 	RetOom          *ebpf.Variable `ebpf:"ret_oom"`
@@ -434,7 +437,7 @@ type faultVariables struct {
 // It can be passed to loadFaultObjects or ebpf.CollectionSpec.LoadAndAssign.
 type faultPrograms struct {
 	AnnouncePageFaultKernel *ebpf.Program `ebpf:"announce_page_fault_kernel"`
-	BeginExec               *ebpf.Program `ebpf:"begin_exec"`
+	Depart                  *ebpf.Program `ebpf:"depart"`
 	EnterPageFaultKernel    *ebpf.Program `ebpf:"enter_page_fault_kernel"`
 	EnterPageFaultUser      *ebpf.Program `ebpf:"enter_page_fault_user"`
 	ExitMajor               *ebpf.Program `ebpf:"exit_major"`
@@ -453,7 +456,7 @@ type faultPrograms struct {
 func (p *faultPrograms) Close() error {
 	return _FaultClose(
 		p.AnnouncePageFaultKernel,
-		p.BeginExec,
+		p.Depart,
 		p.EnterPageFaultKernel,
 		p.EnterPageFaultUser,
 		p.ExitMajor,

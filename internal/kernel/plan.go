@@ -203,7 +203,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	p.Variables[faultVarWakeBytes] = uint64(min(p.RingBytes/wakeFraction, maxWakeBytes))
 	p.Programs = []string{
 		faultProgTakeBaseline, faultProgSettleAll,
-		faultProgLeave, faultProgFollowFork, faultProgBeginExec, faultProgRefuse,
+		faultProgLeave, faultProgDepart, faultProgFollowFork, faultProgRefuse,
 	}
 	p.Covers = []string{"user", "kernel", "remote", "failed"}
 	switch hook {
