@@ -8,8 +8,8 @@
  *   tracepoint  tp_btf/page_fault_user, _kernel  perf_event on page-faults-min, -maj
  *
  * All of them call begin() and end(). Beside them, for every hook, tp_btf on
- * signal_generate (faults that no mapping answers), sched_process_fork, _exit and
- * task_rename (who is traced), sched_switch and the tracepoints of reclaim and
+ * signal_generate (faults that no mapping answers), sched_wakeup_new and
+ * sched_process_exit (who is traced), sched_switch and the tracepoints of reclaim and
  * compaction (what a fault waits for). Linux 5.10 and newer.
  *
  * Maps: records (ring buffer), counts (per CPU), states or states_by_task (a
@@ -29,9 +29,8 @@
 #include "ring.h"
 #include "task.h"
 #include "vma.h"
-#include "classify.h"
-#include "stat.h"
 #include "filter.h"
+#include "account.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -43,20 +42,6 @@ const volatile __u32 flag_write = 0x1, flag_tried = 0x20, flag_user = 0x40, flag
 		     flag_instruction = 0x100, flag_vma_lock;
 const volatile __u32 ret_oom = 0x1, ret_sigbus = 0x2, ret_major = 0x4, ret_hwpoison = 0x30,
 		     ret_sigsegv = 0x40, ret_retry = 0x400;
-
-/*
- * Keep every Nth record; 0 and 1 keep all. The sequence is read after it was
- * raised, since 5.10 has no atomic that does both: two CPUs at once may shift the
- * choice by one record, never the counts.
- */
-const volatile __u64 sample;
-volatile __u64 sample_seq;
-
-/*
- * CLOCK_MONOTONIC soon after armed was set, 0 before: all faults of a thread that is
- * born later should be heard of.
- */
-volatile __u64 watching_since_ns;
 
 /* Bits of the x86 page-fault error code (arch/x86/include/asm/trap_pf.h). */
 #define PF_PROT 0x1
@@ -73,461 +58,10 @@ volatile __u64 watching_since_ns;
 #define BUS_ADRERR 2
 #define BUS_MCEERR_AR 4
 
-#define PAGE_MASK_4K (~0xfffULL)
-
-static __always_inline void tally(struct tally *t, const struct fault_record *rec)
-{
-	if (rec->result == RESULT_UNKNOWN)
-		__sync_fetch_and_add(&t->unknown, 1);
-	else if (rec->result != RESULT_OK)
-		__sync_fetch_and_add(&t->failed, 1);
-	else if (rec->major)
-		__sync_fetch_and_add(&t->major, 1);
-	else
-		__sync_fetch_and_add(&t->minor, 1);
-}
-
-/* Sends the fault in st->rec, or counts why not. */
-static __always_inline void emit(struct task_state *st)
-{
-	struct fault_record *rec = &st->rec;
-	struct counters *c = counters();
-
-	st->phase = IDLE;
-	if (!c)
-		return;
-	rec->cpu = bpf_get_smp_processor_id();
-	if (rec->type == RECORD_SELFTEST) {
-		bpf_ringbuf_output(&records, rec, sizeof(*rec), BPF_RB_FORCE_WAKEUP);
-		return;
-	}
-	if (st->ignored || !end_matches(rec)) {
-		__sync_fetch_and_add(&c->filtered, 1);
-		return;
-	}
-	tally(&c->matched, rec);
-	if (count_only) {
-		count_fault(rec, current_task());
-		return;
-	}
-	if (sample > 1) {
-		__sync_fetch_and_add(&sample_seq, 1);
-		if (sample_seq % sample != 1)
-			return;
-	}
-	if (bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup()))
-		tally(&c->lost_ring, rec);
-}
-
-/* By how much the kernel's counts of a thread have grown. */
-struct growth {
-	__u64 minor, major;
-};
-
-/* Takes the growth since the last call; st then accounts for it. */
-static __always_inline struct growth take_growth(struct task_state *st, struct task_struct *task)
-{
-	__u64 min_flt = READ_TASK(task, min_flt), maj_flt = READ_TASK(task, maj_flt);
-	struct growth g = { min_flt - st->min_flt, maj_flt - st->maj_flt };
-
-	st->min_flt = min_flt;
-	st->maj_flt = maj_flt;
-	return g;
-}
-
-static __always_inline void count_unseen(struct task_state *st, struct growth g)
-{
-	if (!st->wanted)
-		return;
-	if (g.minor)
-		add_to(unseen.minor, g.minor);
-	if (g.major)
-		add_to(unseen.major, g.major);
-}
-
-/*
- * Sends a fault that was begun and whose completion nobody heard of: the growth
- * of the counts tells whether and how it was completed. Returns the rest of it.
- */
-static __always_inline struct growth finish_unheard(struct task_state *st, struct growth g)
-{
-	struct fault_record *rec = &st->rec;
-	/*
-	 * Without handle_mm_fault's flags it was the exception that began it. A kernel
-	 * access may then have failed, and the growth be of get_user_pages after it.
-	 */
-	bool sure = rec->known & KNOWN_FLAGS || rec->mode != MODE_KERNEL;
-	bool completed = g.minor || g.major;
-
-	if (st->phase != RETRY || completed) {
-		rec->end_ns = rec->start_ns;
-		rec->known &= ~KNOWN_LATENCY;
-	}
-	rec->known &= ~KNOWN_MAJOR;
-	rec->major = 0;
-	rec->offcpu_ns = 0;
-	if (completed && !sure) {
-		rec->result = RESULT_UNKNOWN;
-	} else if (completed) {
-		rec->known |= KNOWN_MAJOR;
-		rec->result = RESULT_OK;
-		if (g.major) {
-			g.major--;
-			rec->major = 1;
-		} else {
-			g.minor--;
-		}
-		if (!st->ignored)
-			count(untimed);
-	} else if (rec->mode == MODE_USER && (__s64)rec->address < 0) {
-		/* The vsyscall page: emulated, neither mapped nor refused. */
-		rec->result = RESULT_UNKNOWN;
-	} else if (rec->mode == MODE_KERNEL && st->phase != RETRY) {
-		rec->result = RESULT_EFAULT;
-	} else {
-		rec->result = RESULT_INTERRUPTED;
-	}
-	emit(st);
-	return g;
-}
-
-/* Brings st up to what the kernel has counted for the thread. */
-static __always_inline void settle(struct task_state *st, struct task_struct *task)
-{
-	struct growth g = take_growth(st, task);
-
-	if (st->phase != IDLE)
-		g = finish_unheard(st, g);
-	count_unseen(st, g);
-}
-
-/*
- * Whether all faults of a thread should have been heard of: it was born after all
- * was in place, and has not come under the filters in the middle of its life.
- */
-static __always_inline bool watched_from_birth(struct task_struct *task)
-{
-	return !filter_uid && !filter_cgroup && watching_since_ns &&
-	       READ_TASK(task, start_time) >= watching_since_ns;
-}
-
-/*
- * Makes the state of a thread that is first heard of. What the kernel has counted
- * for it before is not ours, unless it has been watched from birth: then these are
- * faults that should have been heard of. NULL without memory; once there is some,
- * or at the thread's end, the faults until then are counted as unseen.
- */
-static __always_inline struct task_state *new_state(struct task_struct *task)
-{
-	__u32 blank = BLANK;
-	struct task_state *template = bpf_map_lookup_elem(&templates, &blank), *st;
-
-	if (!template)
-		return NULL;
-	st = make_state(task, template);
-	if (st && !watched_from_birth(task))
-		take_growth(st, task);
-	return st;
-}
-
-struct beginning {
-	__u64 address, ip;
-	__u32 flags;
-	__u16 known;
-	__u64 mm;
-	__u8 mode, access;
-	bool foreign_mm, missing;
-};
-
-/*
- * The table of level 1 for the address of the fault. It stays the same for a GiB as long
- * as nobody has had the right to change mappings: only unmapping frees it, and not while
- * a mapping that it serves is there. That holds for the thread's own address space; of
- * another one nobody here hears when it ends and its place is taken.
- */
-static __always_inline __u64 find_table(struct task_state *st, struct table_entry *found)
-{
-	struct mm_struct *mm = (void *)st->fault_mm;
-	__u64 gib = st->rec.address >> (PAGE_SHIFT + 2 * TABLE_SHIFT);
-	__u32 seq = 0;
-	bool keeps = read_seq(mm, &seq, false) && st->rec.mode != MODE_REMOTE;
-
-	if (keeps && st->table && st->table_mm == st->fault_mm && st->table_gib == gib &&
-	    st->table_seq == seq)
-		return st->table;
-	st->table = middle_table((__u64)BPF_CORE_READ(mm, pgd), st->rec.address, direct_map,
-				 table_levels, found);
-	st->table_mm = keeps ? st->fault_mm : 0;
-	st->table_gib = gib;
-	st->table_seq = seq;
-	return st->table;
-}
-
-/* Reads the entry for the address of the fault, and those around it. */
-static __always_inline struct table_entry look(struct task_state *st, __u64 entries[AROUND])
-{
-	struct table_entry found = {};
-	__u64 table = find_table(st, &found);
-
-	if (table)
-		table = next_table(table, st->rec.address, 1, direct_map, &found);
-	if (table)
-		read_around(table, st->rec.address, &found, entries);
-	return found;
-}
-
-/*
- * Reads the page table as the fault finds it. Not inline, nor is its counterpart, since
- * the entries take a quarter of a stack.
- */
-static __noinline int look_before(struct task_state *st)
-{
-	struct fault_record *rec = &st->rec;
-	__u64 entries[AROUND];
-	struct table_entry e;
-
-	if (!direct_map || !st->fault_mm)
-		return 0;
-	e = look(st, entries);
-	if (!e.known)
-		return 0;
-	rec->entry_before = e.value;
-	rec->level_before = e.level;
-	rec->present = e.present;
-	rec->known |= KNOWN_BEFORE;
-	return 0;
-}
-
-/*
- * How many pages the fault has mapped, and how many of these from one folio. One that
- * was mapped already counts too.
- */
-static __always_inline void count_mapped(struct fault_record *rec, const struct table_entry *after,
-					 const __u64 entries[AROUND])
-{
-	/* A huge page that was split was mapped already. */
-	bool was_huge = rec->level_before && entry_present(rec->entry_before);
-	__u16 new = was_huge ? 0 : after->present & ~rec->present, n = 0;
-
-	rec->pages = rec->folio = 1;
-	if (!(new &(new - 1)))
-		return;
-	for (int i = 0; i < AROUND; i++)
-		n += new >> i & 1;
-	rec->pages = n;
-	rec->folio = run_around(entries, rec->address, new);
-}
-
-/* Reads the page table as the fault leaves it, and says what was done. */
-static __noinline int look_after(struct task_state *st, __u8 result, bool major)
-{
-	struct fault_record *rec = &st->rec;
-	bool known = rec->known & KNOWN_BEFORE;
-	__u64 entries[AROUND];
-	struct evidence e = {
-		.before = { rec->entry_before, rec->level_before, known },
-		.address = rec->address,
-		.vma_flags = rec->vma_flags,
-		.backing = rec->backing,
-		.access = rec->access,
-		.major = major,
-		.uffd = rec->uffd,
-		.missing = rec->missing,
-	};
-
-	if (known && result == RESULT_OK) {
-		e.after = look(st, entries);
-		rec->entry_after = e.after.value;
-		rec->level_after = e.after.level;
-		count_mapped(rec, &e.after, entries);
-		rec->known |= e.after.known ? KNOWN_AFTER : 0;
-	}
-	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))
-		return 0;
-	rec->kind = classify(&e);
-	rec->known |= rec->kind != KIND_UNKNOWN ? KNOWN_KIND : 0;
-	return 0;
-}
-
-const volatile bool remember_pages;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1); /* set by user space */
-	__type(key, struct page_key);
-	__type(value, __u8);
-} pages_seen SEC(".maps");
-
-/*
- * Whether the page has faulted before. Of other address spaces than the thread's own
- * nothing is remembered.
- */
-static __always_inline void remember(struct task_state *st, struct task_struct *task)
-{
-	struct fault_record *rec = &st->rec;
-	struct page_key key = {
-		.tgid = READ_TASK(task, tgid),
-		.exec_id = BPF_CORE_READ(task, self_exec_id),
-		.page = rec->address & PAGE_MASK_4K,
-	};
-	__u8 yes = 1;
-
-	if (!remember_pages || rec->mode == MODE_REMOTE || rec->type == RECORD_SELFTEST)
-		return;
-	rec->known |= KNOWN_AGAIN;
-	rec->again = bpf_map_lookup_elem(&pages_seen, &key) != NULL;
-	if (!rec->again && bpf_map_update_elem(&pages_seen, &key, &yes, BPF_ANY)) {
-		rec->known &= ~KNOWN_AGAIN;
-		count(unremembered);
-	}
-}
-
-/* Stops accounting for a thread until it is wanted again. */
-static __always_inline void forget(struct task_state *st)
-{
-	if (!st)
-		return;
-	st->wanted = false;
-	st->phase = IDLE;
-}
-
-/*
- * Starts a record. st is the thread's state, NULL if it has none yet. Returns the
- * state, or NULL if the process is not wanted.
- */
-static __always_inline struct task_state *begin(struct task_struct *task, struct task_state *st,
-						const struct beginning *b)
-{
-	bool selftest = is_selftest(task, b->address);
-	struct fault_record *rec;
-	bool wanted;
-
-	if (!selftest && !armed) {
-		/* Tracing has ended: what went unheard until here still counts. */
-		if (st && st->wanted)
-			settle(st, task);
-		forget(st);
-		return NULL;
-	}
-	if (!selftest && !process_matches(task, st, b->foreign_mm)) {
-		forget(st);
-		return NULL;
-	}
-	if (st) {
-		wanted = !selftest && names_match(task, st);
-	} else {
-		st = new_state(task);
-		if (!st)
-			return NULL;
-		wanted = !selftest && names_match(task, st);
-		st->wanted = wanted;
-	}
-	/* What went unheard since the last fault falls under the verdict of then. */
-	settle(st, task);
-	st->wanted = wanted;
-
-	rec = &st->rec;
-	identify(st, task);
-	rec->type = selftest ? RECORD_SELFTEST : RECORD_FAULT;
-	rec->start_ns = bpf_ktime_get_ns();
-	rec->address = b->address;
-	rec->ip = b->ip;
-	rec->flags = b->flags;
-	rec->known = b->known;
-	rec->mode = b->mode;
-	rec->access = b->access;
-	rec->major = 0;
-	rec->attempts = 0;
-	rec->missing = b->missing;
-	rec->cause = 0;
-	rec->reclaim_ns = rec->compaction_ns = 0;
-	rec->offcpu_ns = 0;
-	st->raised = 0;
-	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
-	st->fault_mm = b->mm;
-	st->off_since = 0;
-	for (int i = 0; i < WAITS; i++)
-		st->off_ns[i] = 0;
-	st->task_since = st->reclaim_ns = st->compaction_ns = 0;
-	if (!st->ignored)
-		look_before(st);
-	return st;
-}
-
-/* Sums up where the thread was while it was in the fault. */
-static __always_inline void sum_waits(struct task_state *st)
-{
-	__u64 most = 0;
-
-	st->rec.reclaim_ns = st->reclaim_ns;
-	st->rec.compaction_ns = st->compaction_ns;
-	st->rec.offcpu_ns = 0;
-	for (int i = 0; i < WAITS; i++) {
-		st->rec.offcpu_ns += st->off_ns[i];
-		if (st->off_ns[i] > most) {
-			most = st->off_ns[i];
-			st->rec.wait = i;
-		}
-	}
-}
-
-static __always_inline void name_task(struct fault_record *rec, struct task_struct *task)
-{
-	bpf_get_current_comm(rec->comm, COMM_LEN);
-	if (rec->host_pid == rec->host_tid)
-		__builtin_memcpy(rec->process, rec->comm, COMM_LEN);
-	else
-		BPF_CORE_READ_INTO(&rec->process, task, group_leader, comm);
-}
-
-/*
- * Completes the fault in flight. Of a completed one the kernel's count must have
- * grown; if not, settle_all has just counted it as unseen.
- */
-static __always_inline void end(struct task_state *st, struct task_struct *task, __u8 result,
-				bool major)
-{
-	struct growth g = take_growth(st, task);
-	struct fault_record *rec = &st->rec;
-
-	rec->end_ns = bpf_ktime_get_ns();
-	rec->result = result;
-	rec->major = major;
-	rec->known |= KNOWN_LATENCY | KNOWN_MAJOR;
-	if (result != RESULT_OK) {
-		rec->known &= ~KNOWN_MAJOR;
-	} else if (rec->type != RECORD_SELFTEST) {
-		if (major ? !g.major : !g.minor) {
-			st->phase = IDLE;
-			return;
-		}
-		g.major -= major;
-		g.minor -= !major;
-	}
-	count_unseen(st, g);
-	if (!st->ignored) {
-		sum_waits(st);
-		look_after(st, result, major);
-		if (result == RESULT_OK)
-			remember(st, task);
-	}
-	emit(st);
-}
-
-#define TASK_RUNNING 0
-#define TASK_UNINTERRUPTIBLE 2
-#define TASK_WAKEKILL 0x100
-
 static __always_inline __u8 why_off(struct task_struct *task, bool preempt)
 {
-	struct task_struct___state *new = (void *)task;
-	struct task_struct___old_state *old = (void *)task;
-	__u32 state;
+	__u32 state = state_of(task);
 
-	if (bpf_core_field_exists(new->__state))
-		state = BPF_CORE_READ(new, __state);
-	else
-		state = BPF_CORE_READ(old, state);
 	if (preempt || state == TASK_RUNNING)
 		return WAIT_PREEMPTED;
 	if (BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait))
@@ -537,17 +71,25 @@ static __always_inline __u8 why_off(struct task_struct *task, bool preempt)
 		       WAIT_SLEEP;
 }
 
+/* The last switch of a thread. Since 6.16 it may take faults after sched_process_exit. */
+static __always_inline void depart(struct task_state *st, struct task_struct *task)
+{
+	settle(st, task);
+	/* Task storage goes with the task. */
+	if (!task_storage)
+		drop_state(task);
+}
+
 /* What a thread waits for while it is in a fault. */
 SEC("tp_btf/sched_switch")
 int leave_cpu(__u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
-	struct task_state *st;
+	struct task_state *st = find_state(prev);
 
-	if (!armed)
-		return 0;
-	st = find_state(prev);
-	if (st && st->phase != IDLE && !st->ignored) {
+	if (st && state_of(prev) & TASK_DEAD) {
+		depart(st, prev);
+	} else if (st && armed && st->phase != IDLE && !st->ignored) {
 		st->off_why = why_off(prev, ctx[0] & 1);
 		st->off_since = bpf_ktime_get_ns();
 	}
@@ -994,17 +536,22 @@ int refuse(__u64 *ctx)
 	return 0;
 }
 
-SEC("tp_btf/sched_process_fork")
+/*
+ * From Linux 7.0 on a task may be preempted inside a program on a tracepoint where
+ * the kernel is preemptible, and the program is then skipped for other tasks. The
+ * scheduler's own tracepoints fire with interrupts off, which excludes that: so forks
+ * are followed by the child's first wake-up, and an exit is taken up again by the
+ * dead task's last switch.
+ */
+SEC("tp_btf/sched_wakeup_new")
 int follow_fork(__u64 *ctx)
 {
-	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
-	__u32 from, to;
+	struct task_struct *parent = current_task(), *child = (void *)ctx[0];
+	__u32 from = READ_TASK(parent, tgid), to = child->tgid;
 	__u8 *value;
 
-	if (parent->group_leader == child->group_leader)
+	if (from == to)
 		return 0;
-	from = parent->tgid;
-	to = child->tgid;
 	if (observer_pidns) {
 		from = observed_nr((__u64)BPF_CORE_READ(parent, group_leader, thread_pid));
 		to = observed_nr((__u64)BPF_CORE_READ(child, thread_pid));
@@ -1018,28 +565,7 @@ int follow_fork(__u64 *ctx)
 	return 0;
 }
 
-/* exec names the task right after it has taken the new address space. */
-SEC("tp_btf/task_rename")
-int begin_exec(__u64 *ctx)
-{
-	struct task_struct *task = current_task();
-	struct task_state *st;
-	struct ids ids;
-	__u8 *value;
-
-	if ((void *)ctx[0] != (void *)task)
-		return 0;
-	/* The old address space may be freed, and a later one stand in its place. */
-	st = find_state(task);
-	if (st)
-		st->vma_mm = st->table_mm = st->exe_match = 0;
-	ids = observed_ids(task);
-	value = bpf_map_lookup_elem(&tracked, &ids.pid);
-	if (value && *value == TRACKED_PRE_EXEC)
-		*value = TRACKED;
-	return 0;
-}
-
+/* Sends a fault in flight while the address space is still there to describe it. */
 SEC("tp_btf/sched_process_exit")
 int leave(__u64 *ctx)
 {
@@ -1054,12 +580,6 @@ int leave(__u64 *ctx)
 		add_to(unseen.minor, READ_TASK(task, min_flt));
 		add_to(unseen.major, READ_TASK(task, maj_flt));
 	}
-	/*
-	 * Task storage goes with the task. It must not go before: since 6.16 a thread
-	 * may take its last faults after this, which need the counts so far.
-	 */
-	if (!task_storage)
-		drop_state(task);
 	if (!BPF_CORE_READ(task, signal, live.counter))
 		bpf_map_delete_elem(&tracked, &ids.pid);
 	return 0;
@@ -1078,6 +598,7 @@ int take_baseline(struct bpf_iter__task *ctx)
 
 	if (!task || !template || !READ_TASK(task, mm))
 		return 0;
+	note_pre_exec(task);
 	/* Names, users and cgroups are judged when a fault is heard of. */
 	if (comm_patterns || exe_patterns || filter_uid || filter_cgroup)
 		return 0;

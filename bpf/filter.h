@@ -48,6 +48,9 @@ struct {
 	__type(value, __u8); /* enum tracked */
 } tracked SEC(".maps");
 
+/* How often the process TRACKED_PRE_EXEC had called exec when all was armed. */
+volatile __u64 pre_exec_id;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -141,8 +144,8 @@ static __noinline int any_exe(const unsigned char *text)
 }
 
 /*
- * The verdict is kept with the thread until one of the names changes, so a storm
- * of faults compares two words each.
+ * The verdict is kept with the thread until one of the names or, by exec, the program
+ * changes, so a storm of faults compares two words each.
  */
 static __always_inline bool name_matches(struct task_struct *task, struct task_state *st)
 {
@@ -162,16 +165,30 @@ static __always_inline bool name_matches(struct task_struct *task, struct task_s
 		return true;
 	if (!exe_patterns)
 		return false;
+	if (!st->exe_match) {
+		const unsigned char *exe =
+			BPF_CORE_READ(task, mm, exe_file, f_path.dentry, d_name.name);
 
-	__u64 mm = (__u64)READ_TASK(task, mm);
-
-	if (!st->exe_match || st->exe_key != mm) {
-		st->exe_match =
-			any_exe(BPF_CORE_READ(task, mm, exe_file, f_path.dentry, d_name.name)) ? 2 :
-												 1;
-		st->exe_key = mm;
+		st->exe_match = any_exe(exe) ? 2 : 1;
 	}
 	return st->exe_match == 2;
+}
+
+/*
+ * The tool's child is traced from its exec on. exec is noticed by its number and not
+ * by a tracepoint, since a program on one may be skipped (see follow_fork).
+ */
+static __always_inline void note_pre_exec(struct task_struct *task)
+{
+	struct ids ids;
+	__u8 *value;
+
+	if (!filter_pid)
+		return;
+	ids = observed_ids(task);
+	value = bpf_map_lookup_elem(&tracked, &ids.pid);
+	if (value && *value == TRACKED_PRE_EXEC)
+		pre_exec_id = READ_TASK(task, self_exec_id);
 }
 
 /* Whether a thread is one of the processes or threads that were named. */
@@ -189,8 +206,11 @@ static __always_inline bool is_named(struct task_struct *task, struct task_state
 		/* Its last thread has begun to exit, and the others still take faults. */
 		if (!value && !(st && st->wanted))
 			return false;
-		if (value && *value == TRACKED_PRE_EXEC && !foreign_mm)
-			return false;
+		if (value && *value == TRACKED_PRE_EXEC && !foreign_mm) {
+			if (READ_TASK(task, self_exec_id) == pre_exec_id)
+				return false;
+			*value = TRACKED;
+		}
 	}
 	return !filter_tid || bpf_map_lookup_elem(&tids, &ids.tid);
 }

@@ -43,7 +43,7 @@ struct task_state {
 	__u64 table_gib;
 	__u32 table_seq;
 	__u64 comm_key[4]; /* comm and process comm of the last verdict */
-	__u64 exe_key;	   /* mm of the last verdict on the executable */
+	__u64 exec_id;	   /* how often the thread's program was exchanged by exec */
 	__u64 vma_mm;	   /* address space of the mapping in rec, 0 if it is no longer sure */
 	__u32 vma_seq;	   /* and the state of its mappings */
 	__u32 last_flags;  /* FAULT_FLAG_* of the latest attempt */
@@ -52,7 +52,7 @@ struct task_state {
 	__u8 ignored;	 /* the fault in flight does not match */
 	__u8 raised;	 /* its error has been reported, the signal is to come */
 	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
-	__u8 exe_match;	 /* the same for exe_key */
+	__u8 exe_match;	 /* the same for the executable */
 	__u8 off_why;	 /* enum wait, since off_since */
 	__u8 pad;
 };
@@ -202,6 +202,22 @@ static __always_inline struct ids observed_ids(struct task_struct *task)
 		ids.tid = READ_TASK(task, pid);
 	}
 	return ids;
+}
+
+/* The bits of a task's state (include/linux/sched.h). */
+#define TASK_RUNNING 0
+#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_DEAD 0x80
+#define TASK_WAKEKILL 0x100
+
+static __always_inline __u32 state_of(struct task_struct *task)
+{
+	struct task_struct___state *new = (void *)task;
+	struct task_struct___old_state *old = (void *)task;
+
+	if (bpf_core_field_exists(new->__state))
+		return BPF_CORE_READ(new, __state);
+	return BPF_CORE_READ(old, state);
 }
 
 /* Fills the ids of st->rec, which stay until the thread changes its own by exec. */

@@ -139,8 +139,6 @@ func whyInvalid(err *pflag.InvalidValueError) string {
 		return "neither true nor false"
 	case errors.Is(number, strconv.ErrRange):
 		return "too large a number"
-	case strings.HasPrefix(kind, "float"):
-		return "not a number"
 	}
 	return "not a whole number"
 }

@@ -19,6 +19,9 @@ type Loss struct {
 	Count uint64
 }
 
+// Unfiltered ends Where of a loss that the filters could not be asked about.
+const Unfiltered = ", matching the filters or not"
+
 // Counters are totals since the source was opened. They are counted where the
 // faults happen, so neither sampling nor a slow reader changes them.
 type Counters struct {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+
+	"faultsnoop/internal/process"
 )
 
 // kretprobeInstances is how many threads may be inside handle_mm_fault at once
@@ -56,11 +58,11 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 
 // identifyTool tells the BPF side who is tracing.
 func identifyTool(spec *ebpf.CollectionSpec) error {
-	ns, err := pidNamespace()
+	ns, err := process.PIDNamespace()
 	if err != nil {
 		return err
 	}
-	if ns == initPIDNS {
+	if ns == process.InitialPIDNamespace {
 		ns = 0
 	}
 	for name, value := range map[string]any{

@@ -181,7 +181,7 @@ type faultTaskState struct {
 	TableSeq     uint32
 	_            [4]byte
 	CommKey      [4]uint64
-	ExeKey       uint64
+	ExecId       uint64
 	VmaMm        uint64
 	VmaSeq       uint32
 	LastFlags    uint32
@@ -214,7 +214,6 @@ const (
 	faultMapTracked                 = "tracked"
 	faultProgBeginCgroupReclaim     = "begin_cgroup_reclaim"
 	faultProgBeginCompaction        = "begin_compaction"
-	faultProgBeginExec              = "begin_exec"
 	faultProgBeginReclaim           = "begin_reclaim"
 	faultProgEndCgroupReclaim       = "end_cgroup_reclaim"
 	faultProgEndCompaction          = "end_compaction"
@@ -263,6 +262,7 @@ const (
 	faultVarMinLatencyNs            = "min_latency_ns"
 	faultVarNameRecordType          = "name_record_type"
 	faultVarObserverPidns           = "observer_pidns"
+	faultVarPreExecId               = "pre_exec_id"
 	faultVarRememberPages           = "remember_pages"
 	faultVarRetHwpoison             = "ret_hwpoison"
 	faultVarRetMajor                = "ret_major"
@@ -333,7 +333,6 @@ type faultSpecs struct {
 type faultProgramSpecs struct {
 	BeginCgroupReclaim     *ebpf.ProgramSpec `ebpf:"begin_cgroup_reclaim"`
 	BeginCompaction        *ebpf.ProgramSpec `ebpf:"begin_compaction"`
-	BeginExec              *ebpf.ProgramSpec `ebpf:"begin_exec"`
 	BeginReclaim           *ebpf.ProgramSpec `ebpf:"begin_reclaim"`
 	EndCgroupReclaim       *ebpf.ProgramSpec `ebpf:"end_cgroup_reclaim"`
 	EndCompaction          *ebpf.ProgramSpec `ebpf:"end_compaction"`
@@ -407,6 +406,7 @@ type faultVariableSpecs struct {
 	MinLatencyNs     *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType   *ebpf.VariableSpec `ebpf:"name_record_type"`
 	ObserverPidns    *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	PreExecId        *ebpf.VariableSpec `ebpf:"pre_exec_id"`
 	RememberPages    *ebpf.VariableSpec `ebpf:"remember_pages"`
 	RetHwpoison      *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
 	RetMajor         *ebpf.VariableSpec `ebpf:"ret_major"`
@@ -522,6 +522,7 @@ type faultVariables struct {
 	MinLatencyNs     *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType   *ebpf.Variable `ebpf:"name_record_type"`
 	ObserverPidns    *ebpf.Variable `ebpf:"observer_pidns"`
+	PreExecId        *ebpf.Variable `ebpf:"pre_exec_id"`
 	RememberPages    *ebpf.Variable `ebpf:"remember_pages"`
 	RetHwpoison      *ebpf.Variable `ebpf:"ret_hwpoison"`
 	RetMajor         *ebpf.Variable `ebpf:"ret_major"`
@@ -554,7 +555,6 @@ type faultVariables struct {
 type faultPrograms struct {
 	BeginCgroupReclaim     *ebpf.Program `ebpf:"begin_cgroup_reclaim"`
 	BeginCompaction        *ebpf.Program `ebpf:"begin_compaction"`
-	BeginExec              *ebpf.Program `ebpf:"begin_exec"`
 	BeginReclaim           *ebpf.Program `ebpf:"begin_reclaim"`
 	EndCgroupReclaim       *ebpf.Program `ebpf:"end_cgroup_reclaim"`
 	EndCompaction          *ebpf.Program `ebpf:"end_compaction"`
@@ -577,7 +577,6 @@ func (p *faultPrograms) Close() error {
 	return _FaultClose(
 		p.BeginCgroupReclaim,
 		p.BeginCompaction,
-		p.BeginExec,
 		p.BeginReclaim,
 		p.EndCgroupReclaim,
 		p.EndCompaction,

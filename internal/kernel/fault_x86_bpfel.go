@@ -181,7 +181,7 @@ type faultTaskState struct {
 	TableSeq     uint32
 	_            [4]byte
 	CommKey      [4]uint64
-	ExeKey       uint64
+	ExecId       uint64
 	VmaMm        uint64
 	VmaSeq       uint32
 	LastFlags    uint32
@@ -215,7 +215,6 @@ const (
 	faultProgAnnouncePageFaultKernel = "announce_page_fault_kernel"
 	faultProgBeginCgroupReclaim      = "begin_cgroup_reclaim"
 	faultProgBeginCompaction         = "begin_compaction"
-	faultProgBeginExec               = "begin_exec"
 	faultProgBeginReclaim            = "begin_reclaim"
 	faultProgEndCgroupReclaim        = "end_cgroup_reclaim"
 	faultProgEndCompaction           = "end_compaction"
@@ -265,6 +264,7 @@ const (
 	faultVarMinLatencyNs             = "min_latency_ns"
 	faultVarNameRecordType           = "name_record_type"
 	faultVarObserverPidns            = "observer_pidns"
+	faultVarPreExecId                = "pre_exec_id"
 	faultVarRememberPages            = "remember_pages"
 	faultVarRetHwpoison              = "ret_hwpoison"
 	faultVarRetMajor                 = "ret_major"
@@ -336,7 +336,6 @@ type faultProgramSpecs struct {
 	AnnouncePageFaultKernel *ebpf.ProgramSpec `ebpf:"announce_page_fault_kernel"`
 	BeginCgroupReclaim      *ebpf.ProgramSpec `ebpf:"begin_cgroup_reclaim"`
 	BeginCompaction         *ebpf.ProgramSpec `ebpf:"begin_compaction"`
-	BeginExec               *ebpf.ProgramSpec `ebpf:"begin_exec"`
 	BeginReclaim            *ebpf.ProgramSpec `ebpf:"begin_reclaim"`
 	EndCgroupReclaim        *ebpf.ProgramSpec `ebpf:"end_cgroup_reclaim"`
 	EndCompaction           *ebpf.ProgramSpec `ebpf:"end_compaction"`
@@ -411,6 +410,7 @@ type faultVariableSpecs struct {
 	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	PreExecId       *ebpf.VariableSpec `ebpf:"pre_exec_id"`
 	RememberPages   *ebpf.VariableSpec `ebpf:"remember_pages"`
 	RetHwpoison     *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.VariableSpec `ebpf:"ret_major"`
@@ -525,6 +525,7 @@ type faultVariables struct {
 	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
 	ObserverPidns   *ebpf.Variable `ebpf:"observer_pidns"`
+	PreExecId       *ebpf.Variable `ebpf:"pre_exec_id"`
 	RememberPages   *ebpf.Variable `ebpf:"remember_pages"`
 	RetHwpoison     *ebpf.Variable `ebpf:"ret_hwpoison"`
 	RetMajor        *ebpf.Variable `ebpf:"ret_major"`
@@ -558,7 +559,6 @@ type faultPrograms struct {
 	AnnouncePageFaultKernel *ebpf.Program `ebpf:"announce_page_fault_kernel"`
 	BeginCgroupReclaim      *ebpf.Program `ebpf:"begin_cgroup_reclaim"`
 	BeginCompaction         *ebpf.Program `ebpf:"begin_compaction"`
-	BeginExec               *ebpf.Program `ebpf:"begin_exec"`
 	BeginReclaim            *ebpf.Program `ebpf:"begin_reclaim"`
 	EndCgroupReclaim        *ebpf.Program `ebpf:"end_cgroup_reclaim"`
 	EndCompaction           *ebpf.Program `ebpf:"end_compaction"`
@@ -584,7 +584,6 @@ func (p *faultPrograms) Close() error {
 		p.AnnouncePageFaultKernel,
 		p.BeginCgroupReclaim,
 		p.BeginCompaction,
-		p.BeginExec,
 		p.BeginReclaim,
 		p.EndCgroupReclaim,
 		p.EndCompaction,

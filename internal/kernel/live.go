@@ -118,7 +118,7 @@ func (l *Live) arm() error {
 // describe fills the session.
 func (l *Live) describe(sys *System, command []string) error {
 	host, _ := os.Hostname() // a nameless host is no reason to fail
-	cpus, err := onlineCPUs()
+	cpus, err := process.OnlineCPUs()
 	if err != nil {
 		return err
 	}
@@ -290,7 +290,7 @@ func (l *Live) unseenWhere() string {
 		where = "by get_user_pages, which hook tracepoint cannot see"
 	}
 	if l.recordFilter {
-		where += ", matching the filters or not"
+		where += fault.Unfiltered
 	}
 	return where
 }

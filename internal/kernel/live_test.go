@@ -70,15 +70,14 @@ func drain(t *testing.T, l *Live) []fault.Fault {
 	}
 }
 
-// region maps n fresh pages that huge pages leave alone.
+// region maps n fresh pages until the end of the test.
 func region(t *testing.T, n int) []byte {
 	t.Helper()
-	mem, err := unix.Mmap(-1, 0, n*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := freshPages(n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Munmap(mem) })
-	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 	return mem
 }
 

@@ -3,12 +3,11 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/process"
 )
 
 // pageEvent is a software page-fault event of one CPU with a program on it. The
@@ -53,7 +52,7 @@ func (p *pageEvents) update() error {
 	if p.open == nil {
 		return nil
 	}
-	cpus, err := onlineCPUs()
+	cpus, err := process.OnlineCPUs()
 	if err != nil {
 		return err
 	}
@@ -97,38 +96,4 @@ func (p *pageEvents) Close() error {
 		delete(p.open, cpu)
 	}
 	return nil
-}
-
-// onlineCPUs reads the mask, whose numbers need be neither dense nor start at 0.
-func onlineCPUs() ([]int, error) {
-	b, err := os.ReadFile("/sys/devices/system/cpu/online")
-	if err != nil {
-		return nil, fmt.Errorf("listing online cpus: %w", err)
-	}
-	return parseCPUs(strings.TrimSpace(string(b)))
-}
-
-// parseCPUs parses a list like "0-3,5" (Documentation/admin-guide/cputopology.rst).
-func parseCPUs(list string) ([]int, error) {
-	var cpus []int
-	if list == "" {
-		return nil, nil
-	}
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		first, err := strconv.Atoi(from)
-		if err != nil {
-			return nil, fmt.Errorf("parsing cpu list %q: %w", list, err)
-		}
-		last := first
-		if isRange {
-			if last, err = strconv.Atoi(to); err != nil {
-				return nil, fmt.Errorf("parsing cpu list %q: %w", list, err)
-			}
-		}
-		for cpu := first; cpu <= last; cpu++ {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
 }

@@ -240,7 +240,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	p.Variables[faultVarWakeBytes] = uint64(min(p.RingBytes/wakeFraction, maxWakeBytes))
 	p.Programs = []string{
 		faultProgTakeBaseline, faultProgSettleAll,
-		faultProgLeave, faultProgFollowFork, faultProgBeginExec, faultProgRefuse, faultProgLeaveCpu,
+		faultProgLeave, faultProgFollowFork, faultProgRefuse, faultProgLeaveCpu,
 	}
 	if f.Reclaim.OK {
 		p.Programs = append(p.Programs, faultProgEndReclaim, faultProgBeginReclaim,

@@ -226,20 +226,6 @@ func TestArgsByName(t *testing.T) {
 	}
 }
 
-func TestParseCPUs(t *testing.T) {
-	for list, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "0,2-3,7": {0, 2, 3, 7}, "": nil} {
-		got, err := parseCPUs(list)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q: %v, %v", list, got, err)
-		}
-	}
-	for _, bad := range []string{"x", "1-", "-1", "1,,2"} {
-		if got, err := parseCPUs(bad); err == nil {
-			t.Errorf("%q: %v", bad, got)
-		}
-	}
-}
-
 // The library suspects RLIMIT_MEMLOCK behind every EPERM; the user must not read that.
 func TestRefusalNamesTheCause(t *testing.T) {
 	eperm := fmt.Errorf("load program: %w (MEMLOCK may be too low, consider rlimit.RemoveMemlock)", unix.EPERM)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
 )
 
 const handleMMFault = "handle_mm_fault"
@@ -249,7 +250,7 @@ func probePerfBPF(sys *System) Support {
 		return sys.refusal(doing, err)
 	}
 	defer p.Close()
-	cpus, err := onlineCPUs()
+	cpus, err := process.OnlineCPUs()
 	if err != nil || len(cpus) == 0 {
 		return Support{Found: fmt.Sprintf("%s: listing the online CPUs: %v", doing, err)}
 	}
@@ -271,7 +272,7 @@ func probePerf(sys *System) (own, kernelMode, all Support) {
 	inKernel := attr
 	inKernel.Bits = unix.PerfBitDisabled
 	kernelMode = openable(sys, &inKernel, 0, -1, "faults of mode kernel", 1)
-	cpus, err := onlineCPUs()
+	cpus, err := process.OnlineCPUs()
 	if err != nil || len(cpus) == 0 {
 		return own, kernelMode, Support{Found: "page-fault events of all processes: no online CPU found"}
 	}

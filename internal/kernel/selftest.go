@@ -22,13 +22,11 @@ const (
 // with what is known of it. It runs before the filters are armed.
 func (l *Live) selfTest() error {
 	page := os.Getpagesize()
-	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := freshPages(3)
 	if err != nil {
-		return fmt.Errorf("mapping a page: %w", err)
+		return err
 	}
 	defer unix.Munmap(mem)
-	// A kernel without huge pages refuses the advice, and needs none.
-	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 
 	want := addressOf(mem) + uint64(page) + selfTestOffset
 	start := want &^ uint64(page-1)
@@ -49,6 +47,22 @@ func (l *Live) selfTest() error {
 		return err
 	}
 	return checkSelfTest(got, want, tid, addressOf(mem), addressOf(mem)+uint64(len(mem)))
+}
+
+// freshPages maps n pages that no huge page will fill. Memory that may be touched at
+// once would be merged with a neighbour, and another thread's fault in that one could
+// fill both.
+func freshPages(n int) ([]byte, error) {
+	mem, err := unix.Mmap(-1, 0, n*os.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("mapping pages: %w", err)
+	}
+	// A kernel without huge pages refuses the advice, and needs none.
+	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+	if err := unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return nil, errors.Join(fmt.Errorf("opening pages: %w", err), unix.Munmap(mem))
+	}
+	return mem, nil
 }
 
 func (l *Live) setSelfTest(start, end uint64) error {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"faultsnoop/internal/process"
 )
 
 // System is the state of the machine that explains why something is refused.
@@ -126,26 +128,13 @@ func mountOf(fstype string) string {
 	return ""
 }
 
-// initPIDNS is the inode of the initial pid namespace (PROC_PID_INIT_INO in
-// include/linux/proc_ns.h).
-const initPIDNS = 0xEFFFFFFC
-
-// pidNamespace is the inode number of the caller's pid namespace.
-func pidNamespace() (uint32, error) {
-	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
-		return 0, fmt.Errorf("reading the own pid namespace: %w; is /proc mounted?", err)
-	}
-	return uint32(st.Ino), nil
-}
-
 func container() string {
 	for file, name := range map[string]string{"/.dockerenv": "docker", "/run/.containerenv": "podman"} {
 		if _, err := os.Stat(file); err == nil {
 			return name
 		}
 	}
-	if ns, err := pidNamespace(); err == nil && ns != initPIDNS {
+	if ns, err := process.PIDNamespace(); err == nil && ns != process.InitialPIDNamespace {
 		return "pid namespace"
 	}
 	return ""

@@ -11,8 +11,6 @@ const (
 	// ever written: one in about 100,000 when all CPUs are watched under load (seen on
 	// Linux 6.18).
 	unrecorded = "not recorded by perf"
-	// unfiltered is appended when a filter works on the records.
-	unfiltered = ", matching the filters or not"
 )
 
 // auditEvery is how often lost faults are counted while records are being lost, since
@@ -64,7 +62,7 @@ func (a *audit) after(s *Session) {
 		}
 		l := fault.Loss{Where: name + ", " + where, Count: a.total[k] - got - a.lost[k]}
 		if s.filtering() {
-			l.Where += unfiltered
+			l.Where += fault.Unfiltered
 		}
 		a.lost[k] += l.Count
 		s.batch.Lost = append(s.batch.Lost, l)

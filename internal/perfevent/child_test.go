@@ -114,12 +114,18 @@ func rusage() (minor, major int64) {
 	return ru.Minflt, ru.Majflt
 }
 
+// anonymous maps pages that no huge page will fill. Memory that may be touched at once
+// would be merged with a neighbour, and another thread's fault in that one could fill
+// both.
 func anonymous(pages int) ([]byte, error) {
-	mem, err := unix.Mmap(-1, 0, pages*int(pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	mem, err := unix.Mmap(-1, 0, pages*int(pageSize), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, err
 	}
-	return mem, unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+	if err := unix.Madvise(mem, unix.MADV_NOHUGEPAGE); err != nil {
+		return nil, err
+	}
+	return mem, unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE)
 }
 
 func bounds(mem []byte) (start, end uint64) {

@@ -129,13 +129,17 @@ func TestCommand(t *testing.T) {
 		!strings.Contains(strings.Join(info.Blind, "; "), "gain privileges") {
 		t.Errorf("session %+v", info)
 	}
-	last := map[uint32]uint64{}
+	last, newest := map[uint32]uint64{}, uint64(0)
 	for i := range faults {
 		f := &faults[i]
 		if f.End < last[f.TID] {
 			t.Fatalf("a fault of thread %d at %d follows one at %d", f.TID, f.End, last[f.TID])
 		}
 		last[f.TID] = f.End
+		if f.End+maxDelay < newest {
+			t.Fatalf("a fault at %d follows one at %d", f.End, newest)
+		}
+		newest = max(newest, f.End)
 		if !in(r)(f) {
 			continue
 		}

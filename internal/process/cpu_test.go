@@ -10,6 +10,7 @@ func TestParseCPUs(t *testing.T) {
 		"0":         {0},
 		"0-3":       {0, 1, 2, 3},
 		"0,2-3,128": {0, 2, 3, 128},
+		"0,2-3,7":   {0, 2, 3, 7},
 		"4-5":       {4, 5},
 	} {
 		if got, err := parseCPUs(list); err != nil || !slices.Equal(got, want) {

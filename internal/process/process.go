@@ -80,15 +80,24 @@ func Alive(pid int) bool {
 	return err == nil || errors.Is(err, unix.EPERM)
 }
 
-// initialPIDNamespace is the inode number of the initial pid namespace
+// InitialPIDNamespace is the inode number of the initial pid namespace
 // (PROC_PID_INIT_INO in include/linux/proc_ns.h).
-const initialPIDNamespace = 0xEFFFFFFC
+const InitialPIDNamespace = 0xEFFFFFFC
+
+// PIDNamespace is the inode number of the caller's pid namespace.
+func PIDNamespace() (uint32, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return 0, fmt.Errorf("reading the own pid namespace: %w; is /proc mounted?", err)
+	}
+	return uint32(st.Ino), nil
+}
 
 // InInitialNamespace reports whether the caller's pids are those of the whole
 // machine.
 func InInitialNamespace() bool {
-	var st unix.Stat_t
-	return unix.Stat("/proc/self/ns/pid", &st) == nil && st.Ino == initialPIDNamespace
+	ns, err := PIDNamespace()
+	return err == nil && ns == InitialPIDNamespace
 }
 
 // ProcIsOurs reports whether /proc shows the caller's pid namespace. After

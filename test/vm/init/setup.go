@@ -102,9 +102,9 @@ func setUp(config guest.Config) error {
 
 // holdPerfEvents opens page-fault events on this process, which keeps them to its end.
 // With the first such event the kernel patches the jumps to them into its code, with
-// the last one out again, while other CPUs run that code. An emulated CPU may miss it:
-// Linux 7.2 then counted no faults of a thread, or stopped at a breakpoint that nobody
-// knew (in finish_task_switch, whose jump perf_sched_events is).
+// the last one out again, while other CPUs run that code. An emulated CPU may miss
+// the last step of it: Linux 7.2 stopped at a breakpoint that nobody knew (in
+// finish_task_switch, whose jump perf_sched_events is).
 func holdPerfEvents() error {
 	for _, counter := range []uint64{
 		unix.PERF_COUNT_SW_PAGE_FAULTS, unix.PERF_COUNT_SW_PAGE_FAULTS_MIN, unix.PERF_COUNT_SW_PAGE_FAULTS_MAJ,
