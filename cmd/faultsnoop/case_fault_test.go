@@ -34,6 +34,7 @@ var faultCases = []faultCase{
 	{"accerr", "1", []string{"workload", "segv", "--how", "accerr"}, []int{139}, checkFailed("sigsegv", "null")},
 	{"sigbus", "1", []string{"workload", "segv", "--how", "sigbus"}, []int{135}, checkFailed("sigbus", "shmem")},
 	{"efault", "stage", []string{"efault"}, []int{0}, checkEFAULT},
+	{"cold", "stage", []string{"cold"}, []int{0}, checkColdStack},
 	{"hostile", "1", []string{"workload", "touch", "--pages", "20", "--name", hostileName}, []int{0}, checkHostileName},
 	// The page may be emulated or switched off; Go ends with 2 after a signal.
 	{"vsyscall", "stage", []string{"call", "0xffffffffff600400"}, []int{0, 2, 139}, checkVsyscall},
@@ -66,6 +67,9 @@ func (c *faultCase) run(t *testing.T) *workload.Report {
 	cmd.Stderr = &stderr
 	if code := exitCode(t, cmd.Run()); !slices.Contains(c.codes, statusOf(cmd, code)) {
 		t.Fatalf("%q: exit code %d: %s", c.args, code, stderr.String())
+	}
+	if c.name == "cold" && stderr.Len() > 0 {
+		t.Logf("%q: %s", c.args, stderr.String())
 	}
 	if c.main != "1" {
 		return &workload.Report{PID: cmd.ProcessState.Pid()}
@@ -227,6 +231,24 @@ func checkEFAULT(t *testing.T, tr *traced, rep *workload.Report) {
 	}
 	if words(f.Mode) != "kernel" || words(f.Result) != result || words(f.Access) != access {
 		t.Errorf("mode %s, result %s, access %s", words(f.Mode), words(f.Result), words(f.Access))
+	}
+}
+
+// The stack of the faulting thread is in swap: nothing of the record needs it.
+// https://github.com/latchset/crypto-auditing/pull/301
+func checkColdStack(t *testing.T, tr *traced, rep *workload.Report) {
+	n := 0
+	for _, f := range ofProcess(tr.faults, rep.PID) {
+		if uint64(f.Address) < coldAddress || uint64(f.Address) >= coldAddress+coldPages*uint64(os.Getpagesize()) {
+			continue
+		}
+		n++
+		if words(f.Mode) != "user" || words(f.Result) != "ok" || f.VMA == nil || tr.hook != "perf" && words(f.Kind) != "anon" {
+			t.Fatalf("%+v", f)
+		}
+	}
+	if n != coldPages {
+		t.Errorf("%d records, want %d", n, coldPages)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -282,6 +283,8 @@ func stage(args []string) int {
 	switch job {
 	case "efault": // the kernel writes to address 0x10 on our behalf
 		return efault()
+	case "cold": // faults while the stack is in swap
+		return touchOnColdStack()
 	case "call": // ADDRESS
 		return call(rest[0])
 	case "pin": // CPU
@@ -349,6 +352,61 @@ func efault() int {
 		return 1
 	}
 	return 0
+}
+
+// What touchOnColdStack faults on.
+const coldAddress, coldPages = 0x6d0000000000, 200
+
+// touchOnColdStack has its callers' frames written to swap and faults on fresh pages.
+func touchOnColdStack() int {
+	size := uintptr(os.Getpagesize())
+	p, err := unix.MmapPtr(-1, 0, unsafe.Add(nil, coldAddress), coldPages*size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	mem := unsafe.Slice((*byte)(p), coldPages*size)
+	if err := unix.Madvise(mem, unix.MADV_NOHUGEPAGE); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	debug.SetGCPercent(-1) // it would look at the stack
+	runtime.LockOSThread()
+	const frames = 20
+	resident := make([]byte, frames)
+	left := descend(frames, func(deepest uintptr) {
+		from := (deepest + 2*size - 1) &^ (size - 1)
+		for range 50 {
+			unix.RawSyscall(unix.SYS_MADVISE, from, (frames-2)*size, unix.MADV_PAGEOUT)
+			unix.RawSyscall(unix.SYS_MINCORE, from, (frames-2)*size, uintptr(unsafe.Pointer(&resident[0])))
+			if !slices.Contains(resident, 1) {
+				break
+			}
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
+		for at := uintptr(0); at < uintptr(len(mem)); at += size {
+			mem[at] = 1
+		}
+	})
+	if slices.Contains(resident, 1) || left == 0 {
+		fmt.Fprintln(os.Stderr, "the stack stayed in memory: is swap on?")
+	}
+	return 0
+}
+
+// descend calls itself in frames of a page and more, and then f with where the last is.
+//
+//go:noinline
+func descend(frames int, f func(deepest uintptr)) int {
+	var frame [4096]byte
+	frame[frames] = 1
+	if frames == 0 {
+		f(uintptr(unsafe.Pointer(&frame)))
+	} else {
+		frame[0] = byte(descend(frames-1, f))
+	}
+	return int(frame[frames]) + int(frame[0])
 }
 
 // call calls a function at a fixed address. A func value points to a word that holds
