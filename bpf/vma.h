@@ -318,11 +318,8 @@ static __always_inline __u32 maple_slot(const __u64 *pivot, __u32 pivots, __u64 
 
 #define SLOT(node, i) ((void *)__builtin_preserve_access_index(&(node)->slot) + (i) * sizeof(__u64))
 
-/*
- * Follows one node of the tree to the slot for address. Not static, so that the verifier
- * looks at the loops once and not at every call.
- */
-__noinline __u64 maple_next(__u64 encoded, __u64 address)
+/* Follows one node of the tree to the slot for address. */
+static __always_inline __u64 maple_next(__u64 encoded, __u64 address)
 {
 	void *node = (void *)(encoded & ~MAPLE_NODE_MASK);
 	__u64 pivot[MAPLE_PIVOTS] = {};
