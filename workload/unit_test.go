@@ -226,7 +226,7 @@ func TestInterruptedHold(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("cancelled while holding: %v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("still running 10 s after it was cancelled")
 	}
 }

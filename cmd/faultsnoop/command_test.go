@@ -54,7 +54,7 @@ func TestShimThread(t *testing.T) {
 			t.Skip(err) // CONFIG_HAVE_ARCH_TRACEHOOK, and the permission to look
 		}
 		// It has said that it is ready and may not be in its next call yet.
-		for deadline := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(b), fmt.Sprintf("%d ", unix.SYS_READ)); {
+		for deadline := time.Now().Add(patience); !strings.HasPrefix(string(b), fmt.Sprintf("%d ", unix.SYS_READ)); {
 			if time.Now().After(deadline) {
 				t.Fatalf("the main thread of a shim is in system call %q, want read", b)
 			}

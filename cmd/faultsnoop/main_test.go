@@ -46,10 +46,11 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// faultsnoop returns the test binary as the program with a fake source.
+// faultsnoop returns the test binary as the program with a fake source. One that hangs
+// is killed, which its exit code tells.
 func faultsnoop(t *testing.T, fake string, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	// A binary with the race detector would sleep for a second before its end.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -397,12 +396,8 @@ func TestCPUComesOnline(t *testing.T) {
 func TestNextReturns(t *testing.T) {
 	c := startChild(t, true, "touch", "10")
 	s := open(t, Options{CommandPID: c.pid()})
-	begin := time.Now()
 	if b, err := s.Next(context.Background()); err != nil || len(b.Faults) != 0 {
 		t.Errorf("got %+v, %v before anything has happened", b, err)
-	}
-	if d := time.Since(begin); d > time.Second {
-		t.Errorf("Next took %v", d)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

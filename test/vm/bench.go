@@ -153,7 +153,10 @@ func (b *bench) boot(ctx context.Context, i int, log string) (report, error) {
 	if b.verbose || b.command != "" {
 		c.echo = os.Stdout
 	}
-	err = boot(ctx, b.tools, m, &c)
+	if err = bootReady(ctx, b.tools, m, &c); errors.Is(err, errNotReady) {
+		fmt.Fprintf(os.Stderr, "vm: %s: %v; starting it once more\n", k.name, err)
+		err = bootReady(ctx, b.tools, m, &c)
+	}
 	if err == nil && !c.done {
 		err = errors.New("machine stopped before the last program ended")
 	}

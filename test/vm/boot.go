@@ -70,6 +70,24 @@ func (m machine) parameters() []string {
 	}, m.options...)
 }
 
+// readyLimit is how long a machine may take until /init has set it up. A slow one takes
+// half a minute.
+const readyLimit = 3 * time.Minute
+
+// errNotReady: one boot in hundreds hangs before any test, an emulated CPU waiting for
+// an interrupt of its timer that does not come ("timer wakeup didn't happen").
+var errNotReady = fmt.Errorf("machine was not ready in %s", readyLimit)
+
+// bootReady is boot, ended with errNotReady if the guest does not tell that it is ready.
+func bootReady(ctx context.Context, tools toolbox, m machine, c *console) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(readyLimit, func() { cancel(errNotReady) })
+	defer timer.Stop()
+	c.onReady = func() { timer.Stop() }
+	return boot(ctx, tools, m, c)
+}
+
 // boot runs the machine until it powers itself off and copies its serial console to w.
 func boot(ctx context.Context, tools toolbox, m machine, w io.Writer) error {
 	// The emulator dies with the thread that started it if this program is killed.
@@ -86,7 +104,7 @@ func boot(ctx context.Context, tools toolbox, m machine, w io.Writer) error {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return errors.New("machine did not power off in time")
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return context.Cause(ctx)
 	case err != nil:
 		return fmt.Errorf("running QEMU: %w: %s", err, complaints.String())
 	}

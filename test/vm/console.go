@@ -52,6 +52,8 @@ type console struct {
 	log io.Writer
 	// echo, if not nil, takes the printable form of what the programs write.
 	echo io.Writer
+	// onReady, if not nil, is called when the guest is ready or has failed to be.
+	onReady func()
 
 	report
 	partial []byte
@@ -102,6 +104,9 @@ func (c *console) line(line string) error {
 }
 
 func (c *console) mark(m guest.Mark) {
+	if (m.Event == guest.Ready || m.Event == guest.Fault) && c.onReady != nil {
+		c.onReady()
+	}
 	switch m.Event {
 	case guest.Ready:
 		c.ready = true
