@@ -155,67 +155,90 @@ var exposed = map[string]func(t *testing.T) []byte{
 	},
 }
 
-// needExposed skips if a function is not there: on a kernel that is none of the matrix.
-func needExposed(t *testing.T, name string) {
+// someHooks are all BPF hooks on the host. The machines of the kernel matrix are emulated:
+// there each kernel has one, and all are had.
+func someHooks() []Hook {
+	if hook, ok := map[string]Hook{
+		"5.10": Kprobe, "6.1": Fentry, "6.12": Tracepoint, "7": Tracepoint, "6.12-arm64": Fentry,
+	}[os.Getenv("FAULTSNOOP_VM")]; ok {
+		return []Hook{hook}
+	}
+	return []Hook{Fentry, Kprobe, Tracepoint}
+}
+
+// needKprobes skips where no function can be asked.
+func needKprobes(t *testing.T, name string) {
+	t.Helper()
+	sys := ReadSystem()
+	if s := probeVMFault(&sys, name); !s.OK {
+		t.Skipf("%s: %s", name, s.Found)
+	}
+}
+
+// needDescribed skips if a function is not there: the compiler has inlined it.
+func needDescribed(t *testing.T, name string) {
 	t.Helper()
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := describedVMFault(spec, name)
-	if s.OK {
-		sys := ReadSystem()
-		s = probeVMFault(&sys, name)
-	}
-	if !s.OK {
+	if s := describedVMFault(spec, name); !s.OK {
 		t.Skipf("%s: %s", name, s.Found)
 	}
+}
+
+// openBeside opens a hook that leaves the kernel unasked.
+func openBeside(t *testing.T, f Features, opt Options) *Live {
+	t.Helper()
+	opt.Filter = fault.Filter{AddrStart: 0x1000, AddrEnd: 0x2000} // nobody's faults
+	f.PTEFault = Support{}
+	l := openHook(t, f, opt)
+	if got := l.Session().Compared; got != "" {
+		t.Errorf("%q where there is nothing to compare with", got)
+	}
+	return l
 }
 
 // No kernel of the matrix exposes handle_pte_fault. What is read there is read here in
 // functions that it calls, beside a witness that is right and one that is wrong.
 func TestSelfTestBesideKernel(t *testing.T) {
-	bpfHooks(t, func(t *testing.T, hook Hook) {
-		f, opt := needHook(t, hook)
-		if !f.Witness.OK {
-			t.Fatalf("%+v", f.Witness)
-		}
-		opt.Filter = fault.Filter{AddrStart: 0x1000, AddrEnd: 0x2000}
-		// A kernel that cannot be asked is no reason not to use the hook.
-		f.PTEFault = Support{}
-		l := openHook(t, f, opt)
-		if got := l.Session().Compared; got != "" {
-			t.Errorf("%q where there is nothing to compare with", got)
-		}
-		l.plan.PTEFault = "no_such_name"
-		if err := l.selfTestOn(region(t, 3)); err != nil || !strings.HasPrefix(l.compared, "not compared with no_such_name: ") {
-			t.Errorf("%v; %q", err, l.compared)
-		}
-
-		f.PageTables.DirectMap += 8 // in each table but the first, the entry beside the right one
-		wrong := openHook(t, f, opt)
-		for name, pages := range exposed {
-			t.Run(name, func(t *testing.T) {
-				needExposed(t, name)
-				l.plan.PTEFault, wrong.plan.PTEFault = name, name
-				if err := l.selfTestOn(pages(t)); err != nil {
-					t.Fatal(err)
-				}
-				if want := "address, page offset and page-table entry as in " + name; l.compared != want {
-					t.Errorf("%s, want %s", l.compared, want)
-				}
-				switch name {
-				case "finish_fault": // which anonymous memory has no need of
-					if err := l.selfTestOn(region(t, 3)); err != nil || !strings.HasPrefix(l.compared, "not compared with "+name+", of which no call was seen") {
-						t.Errorf("%v; %q", err, l.compared)
-					}
-				case "do_wp_page": // whose entry is not as empty as others
-					err := wrong.selfTestOn(pages(t))
-					if err == nil || !strings.HasPrefix(err.Error(), "page-table entry 0x") || !strings.HasSuffix(err.Error(), " in the struct vm_fault of "+name) {
-						t.Errorf("%v; %q", err, wrong.compared)
-					}
+	for _, hook := range someHooks() {
+		t.Run(string(hook), func(t *testing.T) {
+			f, opt := needHook(t, hook)
+			if !f.Witness.OK {
+				t.Fatalf("%+v", f.Witness)
+			}
+			l := openBeside(t, f, opt)
+			// A kernel that cannot be asked is no reason not to use the hook.
+			beside(t, l, "no_such_name", region(t, 3), "not compared with no_such_name: ")
+			needKprobes(t, "finish_fault")
+			beside(t, l, "finish_fault", region(t, 3), "not compared with finish_fault, of which no call was seen")
+			for name, pages := range exposed {
+				t.Run(name, func(t *testing.T) {
+					needDescribed(t, name)
+					beside(t, l, name, pages(t), "address, page offset and page-table entry as in "+name)
+				})
+			}
+			t.Run("wrong", func(t *testing.T) {
+				const name = "do_wp_page" // its entry is not as empty as others
+				needDescribed(t, name)
+				f.PageTables.DirectMap += 8 // in each table but the first, the entry beside the right one
+				l := openBeside(t, f, opt)
+				l.plan.PTEFault = name
+				err := l.selfTestOn(exposed[name](t))
+				if err == nil || !strings.HasPrefix(err.Error(), "page-table entry 0x") || !strings.HasSuffix(err.Error(), " in the struct vm_fault of "+name) {
+					t.Errorf("%v; %q", err, l.compared)
 				}
 			})
-		}
-	})
+		})
+	}
+}
+
+// beside runs the self-test of l on pages and compares it with a function.
+func beside(t *testing.T, l *Live, name string, pages []byte, want string) {
+	t.Helper()
+	l.plan.PTEFault = name
+	if err := l.selfTestOn(pages); err != nil || !strings.HasPrefix(l.compared, want) {
+		t.Errorf("%v; %q, want %q", err, l.compared, want)
+	}
 }
