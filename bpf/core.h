@@ -218,6 +218,21 @@ struct vm_area_struct {
 	struct vm_userfaultfd_ctx vm_userfaultfd_ctx;
 };
 
+typedef struct {
+	unsigned long pte;
+} pte_t;
+
+struct vm_fault {
+	unsigned long pgoff;
+	unsigned long address; /* rounded down to a page */
+	pte_t orig_pte;
+};
+
+/* Since 5.18 (commit 824ddc601adc) the address is there with its offset in the page too. */
+struct vm_fault___real {
+	unsigned long real_address;
+};
+
 /* Since 5.17, if built with CONFIG_ANON_VMA_NAME. */
 struct anon_vma_name {
 	char name[1];

@@ -44,7 +44,9 @@ type hookReport struct {
 	Hook string `json:"hook"`
 	OK   bool   `json:"ok"`
 	// SelfTest is "passed", "not run" or what differed.
-	SelfTest string   `json:"self_test"`
+	SelfTest string `json:"self_test"`
+	// Compared is [fault.Session.Compared].
+	Compared string   `json:"compared,omitempty"`
 	Why      string   `json:"why"`
 	Remedy   string   `json:"remedy,omitempty"`
 	Covers   []string `json:"covers,omitempty"`
@@ -112,7 +114,7 @@ func proveHook(ctx context.Context, h *hookReport) {
 		return
 	}
 	defer src.Close()
-	h.Covers, h.Blind = src.Session().Covers, src.Session().Blind
+	h.Covers, h.Blind, h.Compared = src.Session().Covers, src.Session().Blind, src.Session().Compared
 	page[proofOffset] = 1
 	if err := awaitFault(ctx, src, address+proofOffset); err != nil {
 		h.SelfTest = err.Error()
@@ -184,6 +186,7 @@ func checks(f *kernel.Features, sys *kernel.System) []check {
 			from("tracepoints", f.Tracepoints, "hook tracepoint can work", "hook tracepoint cannot work"),
 			from("perf programs", f.PerfBPF, "hook tracepoint hears of completions", "hook tracepoint cannot work"),
 			from("page tables", f.Witness, "kinds are exact", "kinds are inferred from the mapping and the access, or unknown"),
+			from("handle_pte_fault", f.PTEFault, "the self-test checks the reading of page tables against it", "page tables are read instead"),
 			from("reclaim tracepoints", f.Reclaim, "time in direct reclaim and compaction is told", "time in direct reclaim and compaction is unknown"),
 			yesNo("task storage", f.TaskStorage, "a fault in flight is kept with its thread", "a fault in flight is kept in a hash, bounded to 32,768 threads"),
 		)
@@ -232,6 +235,9 @@ func (d *diagnosis) print(w io.Writer, asJSON bool) error {
 	for _, h := range d.Hooks {
 		if h.OK {
 			fmt.Fprintf(t, "%s\thook %s\tself-test passed\n", mark(true), h.Hook)
+			if h.Compared != "" {
+				fmt.Fprintf(t, "\t\t%s\n", h.Compared)
+			}
 			continue
 		}
 		fmt.Fprintf(t, "%s\thook %s\t%s\n", mark(false), h.Hook, h.Why)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"faultsnoop/internal/kernel"
@@ -29,7 +31,29 @@ func TestChecksPromiseNothing(t *testing.T) {
 	if c := find(&f, "lockdown"); c.OK {
 		t.Errorf("unknown and ok: %+v", c)
 	}
+	f.PTEFault = kernel.Support{Found: "inlined"}
+	if c := find(&f, "handle_pte_fault"); c.OK || c.Remedy != "" || c.Follows != "page tables are read instead" {
+		t.Errorf("a stock kernel: %+v", c)
+	}
+	f.PTEFault.OK = true
+	if c := find(&f, "handle_pte_fault"); !c.OK || !strings.HasPrefix(c.Follows, "the self-test checks") {
+		t.Errorf("an exposed handle_pte_fault: %+v", c)
+	}
 	if c := find(&f, "tracefs"); c.Follows != "matters to hook kprobe only, which cannot work" {
 		t.Errorf("without kprobes: %+v", c)
+	}
+}
+
+func TestDoctorTellsWhatTheKernelConfirms(t *testing.T) {
+	d := diagnosis{Hooks: []hookReport{{Hook: "kprobe", OK: true, SelfTest: "passed", Compared: "all as in handle_pte_fault"}}, Use: "kprobe"}
+	var text, object strings.Builder
+	if err := errors.Join(d.print(&text, false), d.print(&object, true)); err != nil {
+		t.Fatal(err)
+	}
+	if want := "self-test passed\n                 all as in handle_pte_fault\n"; !strings.Contains(text.String(), want) {
+		t.Errorf("no %q in\n%s", want, &text)
+	}
+	if want := `"compared":"all as in handle_pte_fault"`; !strings.Contains(object.String(), want) {
+		t.Errorf("no %s in %s", want, &object)
 	}
 }

@@ -68,6 +68,10 @@ type Session struct {
 	Blind []string
 	// Unseen lists those of Blind that are classes of faults neither seen nor counted.
 	Unseen []string
+	// Compared says, in words for a user, what of the self-test the kernel's own
+	// handle_pte_fault has confirmed or why it could not be asked; empty where the kernel
+	// does not expose it.
+	Compared string
 
 	Kernel, Host string
 	CPUs         int

@@ -104,7 +104,7 @@ func (a *attachments) attach(plan *Plan, coll *ebpf.Collection) error {
 		case faultProgKprobeHandleMmFault:
 			l, err = link.Kprobe(handleMMFault, p, nil)
 		case faultProgKretprobeHandleMmFault:
-			l, err = kretprobe(p)
+			l, err = kretprobe(handleMMFault, p)
 		default:
 			l, err = link.AttachTracing(link.TracingOptions{Program: p})
 		}
@@ -119,16 +119,16 @@ func (a *attachments) attach(plan *Plan, coll *ebpf.Collection) error {
 // probePrefix begins the names of tracefs events that are ours.
 const probePrefix = "faultsnoop"
 
-// kretprobe asks for many instances, for which the library needs tracefs, and
-// takes the kernel's default where there is none: missed returns then become
-// records without latency.
-func kretprobe(p *ebpf.Program) (link.Link, error) {
+// kretprobe attaches to the return of a function. It asks for many instances, for
+// which the library needs tracefs, and takes the kernel's default where there is none:
+// missed returns then become records without latency.
+func kretprobe(symbol string, p *ebpf.Program) (link.Link, error) {
 	tracefs := mountOf("tracefs")
 	if tracefs == "" {
-		return link.Kretprobe(handleMMFault, p, nil)
+		return link.Kretprobe(symbol, p, nil)
 	}
 	removeStaleProbes(tracefs)
-	return link.Kretprobe(handleMMFault, p, &link.KprobeOptions{
+	return link.Kretprobe(symbol, p, &link.KprobeOptions{
 		RetprobeMaxActive: kretprobeInstances, TraceFSPrefix: probePrefix,
 	})
 }

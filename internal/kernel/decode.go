@@ -97,7 +97,10 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 		}
 	case recordSelftest:
 		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {
-			f := d.fault((*faultFaultRecord)(unsafe.Pointer(&raw[0])))
+			r := (*faultFaultRecord)(unsafe.Pointer(&raw[0]))
+			f := d.fault(r)
+			// Nobody is shown this one, and its frame is worth a comparison.
+			f.EntryBefore = r.EntryBefore
 			d.selftest = &f
 		}
 	}

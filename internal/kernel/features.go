@@ -93,6 +93,9 @@ type Features struct {
 	// Witness is whether page tables can be read, and PageTables how.
 	Witness    Support
 	PageTables PageTables
+	// PTEFault is whether the kernel exposes handle_pte_fault, which stock kernels
+	// inline, and programs can be attached to it.
+	PTEFault Support
 }
 
 // flagTable is FAULT_FLAG_* as in Linux 5.9 to 5.13, when they were macros and so

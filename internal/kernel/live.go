@@ -39,6 +39,7 @@ type Live struct {
 	batch    fault.Batch
 	lost     map[string]uint64 // as last reported
 	tables   []fault.By
+	compared string // see fault.Session
 	recordFilter,
 	stopped,
 	drained bool
@@ -123,7 +124,7 @@ func (l *Live) describe(sys *System, command []string) error {
 		return err
 	}
 	l.session = fault.Session{
-		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind, Unseen: l.plan.Unseen,
+		Hook: string(l.plan.Hook), Covers: l.plan.Covers, Blind: l.plan.Blind, Unseen: l.plan.Unseen, Compared: l.compared,
 		Kernel: sys.Release, Host: host, CPUs: len(cpus), Command: command,
 		FlagNames: l.plan.FlagNames, PageSize: l.decoder.pageSize,
 	}

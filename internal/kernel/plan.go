@@ -67,6 +67,9 @@ type Plan struct {
 	Pages int
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
+	// PTEFault is the function whose struct vm_fault the self-test is compared with,
+	// empty if there is none.
+	PTEFault string
 	// Covers, Blind and Unseen are those of [fault.Session].
 	Covers, Blind, Unseen []string
 	FlagNames             []fault.BitName
@@ -233,6 +236,9 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	}
 	if opt.Again {
 		p.Pages = maxPages
+	}
+	if f.PTEFault.OK {
+		p.PTEFault = handlePTEFault
 	}
 	if p.RingBytes == 0 {
 		p.RingBytes = defaultRingBytes

@@ -46,6 +46,9 @@ func Probe(hooks ...Hook) (Features, System) {
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnTaskStorageGet) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnGetCurrentTaskBtf) == nil
 	f.PageTables, f.Witness = probePageTables()
+	if f.PTEFault.OK {
+		f.PTEFault = probeVMFault(&sys, handlePTEFault)
+	}
 	if wants(Fentry) {
 		f.Trampolines = probeTrampoline(&sys)
 	}
@@ -94,6 +97,7 @@ func probeBPF(sys *System, memlockErr error) Support {
 func (f *Features) probeTypes() {
 	f.Args, f.ArgsFrom = stockArgs, "table: no BTF"
 	f.FaultFlags, f.FlagsFrom, f.Returns = flagTable, "table: no BTF", returnTable
+	f.PTEFault = Support{Found: "unknown: no BTF"}
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
 		f.BTF = Support{
@@ -119,6 +123,7 @@ func (f *Features) probeTypes() {
 	f.Tracepoints = tracepoints(spec)
 	f.Reclaim = reclaimTracepoints(spec)
 	f.SafeFexit = safeFexit(spec)
+	f.PTEFault = describedVMFault(spec, handlePTEFault)
 }
 
 func tracepoints(spec *btf.Spec) Support {
@@ -233,14 +238,18 @@ func probeKprobe(sys *System) Support {
 	defer p.Close()
 	l, err := link.Kprobe(handleMMFault, p, nil)
 	if err != nil {
-		// The event source exists wherever kprobes do (since Linux 4.17).
-		if _, serr := os.Stat("/sys/bus/event_source/devices/kprobe"); serr != nil {
-			return Support{Found: "the kernel has no kprobes (CONFIG_KPROBES)"}
-		}
-		return sys.refusal(doing, err)
+		return sys.kprobeRefusal(doing, err)
 	}
 	l.Close()
 	return Support{OK: true, Found: "kprobes attach to " + handleMMFault}
+}
+
+func (s *System) kprobeRefusal(doing string, err error) Support {
+	// The event source exists wherever kprobes do (since Linux 4.17).
+	if _, serr := os.Stat("/sys/bus/event_source/devices/kprobe"); serr != nil {
+		return Support{Found: "the kernel has no kprobes (CONFIG_KPROBES)"}
+	}
+	return s.refusal(doing, err)
 }
 
 func probePerfBPF(sys *System) Support {

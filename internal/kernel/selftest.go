@@ -21,17 +21,54 @@ const (
 // selfTest faults one page of the tool's own in and compares what the hook says
 // with what is known of it. It runs before the filters are armed.
 func (l *Live) selfTest() error {
-	page := os.Getpagesize()
 	mem, err := freshPages(3)
 	if err != nil {
 		return err
 	}
 	defer unix.Munmap(mem)
+	return l.selfTestOn(mem)
+}
 
+// selfTestOn runs the self-test on the second of three pages, and compares its record with
+// what the kernel says of the same fault, where it can be asked.
+func (l *Live) selfTestOn(mem []byte) (err error) {
+	name := l.plan.PTEFault
+	if name == "" {
+		_, err := l.takeSelfTest(mem)
+		return err
+	}
+	// It is asked for the faults of this thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	w, err := watchVMFault(name, addressOf(mem)+uint64(os.Getpagesize()))
+	if err != nil {
+		sys := ReadSystem()
+		l.compared = fmt.Sprintf("not compared with %s: %s", name, sys.kprobeRefusal("setting kprobes on it", err).Found)
+		_, err := l.takeSelfTest(mem)
+		return err
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	got, err := l.takeSelfTest(mem)
+	if err != nil {
+		return err
+	}
+	seen, err := w.seen()
+	if err != nil {
+		return err
+	}
+	l.compared, err = compareVMFault(got, &seen, name)
+	return err
+}
+
+// takeSelfTest writes to the second of three pages and returns the record of it, which
+// agrees with what is known of that.
+func (l *Live) takeSelfTest(mem []byte) (*fault.Fault, error) {
+	page := os.Getpagesize()
 	want := addressOf(mem) + uint64(page) + selfTestOffset
 	start := want &^ uint64(page-1)
+	l.decoder.selftest = nil
 	if err := l.setSelfTest(start, start+uint64(page)); err != nil {
-		return err
+		return nil, err
 	}
 	runtime.LockOSThread()
 	mem[page+selfTestOffset] = 1
@@ -41,12 +78,12 @@ func (l *Live) selfTest() error {
 
 	got, err := l.awaitSelfTest()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := l.setSelfTest(0, 0); err != nil {
-		return err
+		return nil, err
 	}
-	return checkSelfTest(got, want, tid, addressOf(mem), addressOf(mem)+uint64(len(mem)))
+	return got, checkSelfTest(got, want, tid, addressOf(mem), addressOf(mem)+uint64(len(mem)))
 }
 
 // freshPages maps n pages that no huge page will fill. Memory that may be touched at
