@@ -12,8 +12,6 @@ import (
 // The VM_* bits that a permission string shows (include/linux/mm.h).
 const (
 	vmRead     = 0x1
-	vmWrite    = 0x2
-	vmExec     = 0x4
 	vmMayShare = 0x80
 )
 
