@@ -136,7 +136,8 @@ func checkKnownAddresses(t *testing.T, tr *traced, rep *workload.Report) {
 			got.start, got.end = uint64(*f.VMA.Start), uint64(*f.VMA.End)
 		}
 		if tr.hook == "perf" { // it does not know the access and perhaps not the mapping
-			w.access, w.kind = "null", "null"
+			checkInferred(t, f, w.kind)
+			w.access, w.kind = "null", got.kind
 			if got.start == 0 {
 				w.start, w.end = 0, 0
 			}

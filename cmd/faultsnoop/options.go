@@ -187,8 +187,6 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
-	case o.hook == string(kernel.Perf) && len(o.kinds) > 0:
-		return usagef("--hook perf does not know what the kernel did: leave --kind out, or --hook")
 	}
 	if err := kernel.CheckPatterns(o.comms); err != nil {
 		return usagef("%w", err)

@@ -2,6 +2,7 @@ package perfevent
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,7 +15,10 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"faultsnoop/workload"
 )
 
 // childEnv makes this test program behave as one of the programs below.
@@ -93,10 +97,40 @@ func runChild(job string, args []string) error {
 		return touchFile(args[0])
 	case "read": // PAGES filled by the kernel
 		return fillByRead(n(0))
+	case "workload": // KIND FLAGS: faults after a byte, and the end after another one
+		return runWorkload(args[0], args[1:])
+	case "moved": // FILE, over which memory is moved after a byte
+		return moveOver(args[0])
 	case "bad": // N accesses to protected memory, each skipped by its handler
 		return touchProtected(n(0))
 	}
 	return fmt.Errorf("no such child")
+}
+
+func runWorkload(name string, flags []string) error {
+	for _, kind := range workload.Kinds() {
+		if kind.Name != name {
+			continue
+		}
+		fs := pflag.NewFlagSet(name, pflag.ContinueOnError)
+		c := kind.Bind(fs)
+		if err := fs.Parse(append(flags, "--hold", "1ns")); err != nil {
+			return err
+		}
+		return c.Run(context.Background(), pausing{})
+	}
+	return fmt.Errorf("no workload %q", name)
+}
+
+// pausing waits for a byte after each report, with all that the workload has mapped.
+type pausing struct{}
+
+func (pausing) Write(line []byte) (int, error) {
+	if _, err := os.Stdout.Write(line); err != nil {
+		return 0, err
+	}
+	_, err := os.Stdin.Read(make([]byte, 1))
+	return len(line), err
 }
 
 var out sync.Mutex

@@ -126,7 +126,7 @@ func (d *decoder) decode(typ uint32, misc uint16, b []byte, rec *record) (bool, 
 	switch typ {
 	case unix.PERF_RECORD_MMAP2:
 		rec.kind = mapped
-		rec.side = &side{mapping: mapping(body)}
+		rec.side = &side{mapping: mapping(body, rec.time)}
 	case unix.PERF_RECORD_COMM:
 		rec.kind = renamed
 		rec.side = &side{comm: fault.MakeComm(text(body[8:])), exec: misc&miscCommExec != 0}
@@ -184,7 +184,7 @@ func (d *decoder) sample(misc uint16, b []byte, rec *record) (bool, error) {
 //	u32 pid, tid; u64 addr, len, pgoff; u32 maj, min; u64 ino, ino_generation; u32 prot, flags; char filename[]
 const mmap2Size = 64
 
-func mapping(b []byte) process.Mapping {
+func mapping(b []byte, time uint64) process.Mapping {
 	start := u64(b, 8)
 	path := text(b[mmap2Size:])
 	m := process.Mapping{
@@ -195,7 +195,7 @@ func mapping(b []byte) process.Mapping {
 		Dev:   process.Dev(u32(b, 32), u32(b, 36)),
 		Inode: u64(b, 40),
 		Path:  path, Label: process.Label(path),
-		ExactSince: process.Never,
+		ExactSince: process.Never, Since: time,
 	}
 	if u32(b, 60)&unix.MAP_SHARED != 0 {
 		m.Flags |= fault.PermFlags("---s")

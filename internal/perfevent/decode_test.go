@@ -66,7 +66,7 @@ func TestDecode(t *testing.T) {
 	library := process.Mapping{
 		Start: 0x7000, End: 0xa000, PgOff: 0x2000 / pageSize, HasPgOff: true,
 		Flags: 0x5, Dev: 8<<20 | 1, Inode: 1234,
-		Path: "/usr/lib/libc.so.6", Label: "libc.so.6", ExactSince: process.Never,
+		Path: "/usr/lib/libc.so.6", Label: "libc.so.6", ExactSince: process.Never, Since: 50,
 	}
 	shared := library // VM_READ, VM_EXEC and VM_MAYSHARE
 	shared.Flags |= 0x80

@@ -79,7 +79,7 @@ func TestValidate(t *testing.T) {
 		{Options{Filter: fault.Filter{Mode: &user, MinLatency: time.Second}}, ""},
 		{Options{Filter: fault.Filter{Access: &write}}, "as root"},
 		{Options{Filter: fault.Filter{Mode: &remote}}, "as root"},
-		{Options{Filter: fault.Filter{Kinds: []fault.Kind{fault.Cow}}}, "as root"},
+		{Options{Filter: fault.Filter{Kinds: []fault.Kind{fault.File}}}, ""},
 		{Options{Filter: fault.Filter{MinLatency: time.Second}, NoEntries: true}, "latency"},
 		{Options{BufferPages: 3}, "power of two"},
 		{Options{BufferPages: -1}, "power of two"},

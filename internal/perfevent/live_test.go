@@ -460,7 +460,7 @@ func TestUnprivileged(t *testing.T) {
 		t.Fatal(err)
 	}
 	roomForRings(t)
-	cmd := exec.Command(program, "-test.run", "Test(Command|NoEntries|Existing|Thread|Family|Major|Kernel|Failed|Lost|Sample|CPU|Next|NoSuch|Refused|Descriptors)")
+	cmd := exec.Command(program, "-test.run", "Test(Command|NoEntries|Existing|Thread|Family|Major|Kernel|Failed|Lost|Sample|CPU|Next|NoSuch|Refused|Descriptors|Kind|Filter|Backings)")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "HOME="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}

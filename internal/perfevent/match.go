@@ -27,7 +27,7 @@ func (s *Session) matches(t *task, f *fault.Fault) bool {
 // filtering reports whether some of the faults that the events count may not match.
 func (s *Session) filtering() bool {
 	flt := &s.opt.Filter
-	return len(flt.Comms) > 0 || flt.UID != nil || flt.Major != nil || flt.Mode != nil ||
+	return len(flt.Comms) > 0 || len(s.kinds) > 0 || flt.UID != nil || flt.Major != nil || flt.Mode != nil ||
 		flt.AddrEnd != 0 || flt.MinLatency > 0 || len(s.onlyTIDs) > 0 && len(s.tasks.list) > 0 ||
 		s.cgroup != "" && s.scope != cgroupScope ||
 		s.scope == taskScope && s.inherit && !flt.Children ||
@@ -136,7 +136,8 @@ const (
 	lookShare = 20
 )
 
-// locate fills in the mapping of a fault as far as it is certain.
+// locate fills in the mapping of a fault, and what follows from it, as far as it is
+// certain.
 func (s *Session) locate(p *proc, f *fault.Fault) {
 	if p.pid == 0 {
 		return
@@ -165,6 +166,38 @@ func (s *Session) locate(p *proc, f *fault.Fault) {
 		f.VMA.Start, f.VMA.End, f.VMA.PgOff, f.VMA.Flags = m.Start, m.End, m.PgOff, m.Flags
 		f.Known |= fault.HasVMA
 	}
+	s.infer(p, m, f)
+}
+
+// infer tells the kind of a fault if the mapping leaves no doubt of it. What became of one
+// that was not resolved is not known, nor whether it was in that mapping.
+func (s *Session) infer(p *proc, m *process.Mapping, f *fault.Fault) {
+	if !f.OK() || !p.space.Certain(m, f.End) {
+		return
+	}
+	e := evidence{backing: s.backings.of(m), flags: m.Flags, major: f.Major, written: m.Written, uffd: s.uffd}
+	if e.uffd && (e.backing == shmem || e.backing == hugetlb) {
+		e.server = s.holdsUserfault(p)
+	}
+	numa, known := s.numa.get(s.now, refreshAfter, balancesNUMA)
+	e.numa = numa || !known
+	if kind := e.kind(); kind != fault.KindUnknown {
+		f.Kind = kind
+		f.Known |= fault.HasKind
+	}
+}
+
+// holdsUserfault reports whether a process has a userfaultfd, or may have. It is asked as
+// often as mappings are read.
+func (s *Session) holdsUserfault(p *proc) bool {
+	if p.searched < p.looked {
+		begin := process.Now()
+		holds, err := process.HoldsUserfault(int(p.pid))
+		p.userfault = holds || err != nil
+		p.searched = process.Now()
+		s.nextLook = max(s.nextLook, p.searched+(p.searched-begin)*lookShare)
+	}
+	return p.userfault
 }
 
 // worthLook reports whether to read the process's mappings: when the address is in

@@ -38,8 +38,6 @@ func (o *Options) validate() error {
 	switch {
 	case flt.Access != nil:
 		return errors.New("filtering by access: perf events do not tell read, write and exec apart; " + remedy)
-	case len(flt.Kinds) > 0:
-		return errors.New("filtering by kind: perf events do not tell what the kernel did; " + remedy)
 	case flt.Mode != nil && *flt.Mode == fault.Remote:
 		return errors.New("filtering by mode: perf events do not fire for remote faults; " + remedy)
 	case flt.MinLatency > 0 && o.NoEntries:
@@ -66,6 +64,7 @@ func Open(opt Options) (_ *Session, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
+	s.backings, s.uffd = newBackings(), hasUserfaultfd()
 	if err := s.resolve(); err != nil {
 		return nil, err
 	}
@@ -101,8 +100,12 @@ func newSession(opt Options) *Session {
 		readProc: process.ProcIsOurs(),
 		hostIDs:  process.InInitialNamespace(),
 		onlyTIDs: map[uint32]bool{},
+		kinds:    opt.Filter.Kinds,
 		cgroupFD: -1,
 	}
+	// A kind is known when the mapping has been looked up, which only what matches else
+	// is worth.
+	s.opt.Filter.Kinds = nil
 	s.tasks = newTasks(s.readProc, list, flt.Children)
 	for _, tid := range flt.TIDs {
 		s.onlyTIDs[tid] = true
@@ -384,12 +387,13 @@ func (s *Session) describe(cpus int) error {
 	} else {
 		info.Covers = append(info.Covers, "failed")
 	}
-	info.Blind = append(slices.Clone(info.Unseen), unknown, "read, write or exec", "kinds", "fault flags", "attempts")
+	info.Blind = append(slices.Clone(info.Unseen), unknown, "read, write or exec",
+		"kinds of faults in writable and in anonymous memory", "fault flags", "attempts")
 	if s.opt.Filter.UID != nil {
 		info.Blind = append(info.Blind, "the user of a process that ends within milliseconds: its parent's is taken")
 	}
 	if !s.readProc {
-		info.Blind = append(info.Blind, "names and mappings from before the start: /proc shows another pid namespace")
+		info.Blind = append(info.Blind, "kinds", "names and mappings from before the start: /proc shows another pid namespace")
 	}
 	return nil
 }

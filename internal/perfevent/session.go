@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +42,7 @@ type Session struct {
 
 	self     uint32 // our own process
 	onlyTIDs map[uint32]bool
+	kinds    []fault.Kind // only these are wanted, of a fault that matches else
 	cgroup   string // path as in /proc/PID/cgroup
 	readProc bool   // /proc shows our pids
 	hostIDs  bool   // our pids are those of the whole machine
@@ -53,6 +55,9 @@ type Session struct {
 	now      uint64 // when the rings were read last
 	nextLook uint64 // when /proc/PID/maps may be read again
 	nextCPUs uint64 // when to look for CPUs that came or went
+	backings *backings
+	uffd     bool         // the kernel may have userfaultfd
+	numa     cached[bool] // NUMA balancing may be on
 	audit    audit
 
 	batch fault.Batch
@@ -107,6 +112,7 @@ func (s *Session) Next(ctx context.Context) (*fault.Batch, error) {
 	if err := s.readRings(); err != nil {
 		return nil, err
 	}
+	s.backings.refresh()
 	s.done = s.stopped && !s.behind
 	bound := readThrough(s.rings) - settle
 	if s.done {
@@ -242,7 +248,12 @@ func (s *Session) record(t *task, rec *record) *fault.Fault {
 // it does not or is left out by sampling.
 func (s *Session) deliver(t *task, f *fault.Fault) (matches bool) {
 	last := len(s.batch.Faults) - 1
-	if !s.matches(t, f) {
+	matches = s.matches(t, f)
+	if matches && len(s.kinds) > 0 {
+		s.locate(t.proc, f)
+		matches = f.Is(fault.HasKind) && slices.Contains(s.kinds, f.Kind)
+	}
+	if !matches {
 		s.tally.Filtered++
 		s.batch.Faults = s.batch.Faults[:last]
 		return false
@@ -261,7 +272,9 @@ func (s *Session) deliver(t *task, f *fault.Fault) (matches bool) {
 		return true
 	}
 	s.identify(t, f)
-	s.locate(t.proc, f)
+	if len(s.kinds) == 0 {
+		s.locate(t.proc, f)
+	}
 	return true
 }
 
@@ -319,7 +332,10 @@ func (s *Session) Close() error {
 	for _, r := range s.rings {
 		errs = append(errs, r.close())
 	}
-	s.events, s.rings = nil, nil
+	if s.backings != nil {
+		errs = append(errs, s.backings.close())
+	}
+	s.events, s.rings, s.backings = nil, nil, nil
 	if s.cgroupFD >= 0 {
 		errs = append(errs, unix.Close(s.cgroupFD))
 		s.cgroupFD = -1

@@ -58,6 +58,10 @@ type proc struct {
 	looked uint64
 	losses uint64
 	execed bool // and has not mapped its program yet
+	// searched is when its descriptors were looked through for a userfaultfd, and
+	// userfault whether it may have one.
+	searched  uint64
+	userfault bool
 }
 
 // cached is a fact read from /proc.

@@ -30,7 +30,14 @@ type Mapping struct {
 	// ExactSince is when the bounds and flags became certain, in nanoseconds of
 	// CLOCK_MONOTONIC: 0 if they always were, [Never] if they are not.
 	ExactSince uint64
-	cut        bool // what another mapping left of a larger one
+	// Since is the earliest time for which it is known that this object was mapped here
+	// with these rights, whatever the bounds were.
+	Since uint64
+	// Written: it was writable before, or may have been. What was written to a private
+	// mapping is no page of the file any more.
+	Written bool
+	listed  uint64 // when Confirm saw it last
+	cut     bool   // what another mapping left of a larger one
 }
 
 // Never is an ExactSince that no time reaches.
@@ -58,6 +65,17 @@ func Dev(major, minor uint32) uint32 { return major<<20 | minor }
 func (m *Mapping) same(o *Mapping) bool {
 	return m.Flags == o.Flags && m.Inode == o.Inode && m.Dev == o.Dev && m.Label == o.Label
 }
+
+// written reports whether m has or had the right to write to the file of another one.
+func (m *Mapping) written(o *Mapping) bool {
+	return m.Inode == o.Inode && m.Dev == o.Dev && (m.Flags&vmWrite != 0 || m.Written)
+}
+
+// include/linux/mm.h
+const (
+	vmWrite = 0x2
+	vmExec  = 0x4
+)
 
 // pgOffAt is the page offset of an address in the mapping.
 func (m *Mapping) pgOffAt(addr uint64) uint64 {

@@ -1,19 +1,20 @@
 package process
 
 import (
+	"maps"
 	"os"
 	"reflect"
 	"slices"
 	"syscall"
 	"testing"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // The VM_* bits that a permission string shows (include/linux/mm.h).
 const (
 	vmRead     = 0x1
-	vmWrite    = 0x2
-	vmExec     = 0x4
 	vmMayShare = 0x80
 )
 
@@ -195,6 +196,128 @@ func TestSpaceConfirm(t *testing.T) {
 	}
 }
 
+// What a place showed at a time is certain if a list has it that was made later, and as
+// long as it is known to have been so.
+func TestSpaceCertain(t *testing.T) {
+	const r, w, x = 0x1, vmWrite, vmExec
+	m := func(a, b, flags, since uint64, label string) Mapping {
+		m := span(a, b, label, a)
+		m.Flags, m.Since, m.ExactSince = flags, since, Never
+		return m
+	}
+	var s Space
+	s.Insert(m(10, 20, r, 50, "a"))   // to be cut by the next
+	s.Insert(m(15, 20, r|w, 60, "a")) // and made read-only:
+	s.Insert(m(15, 20, r, 70, "a"))
+	s.Insert(m(30, 40, r, 50, "gone"))
+	s.Insert(m(50, 60, r, 50, "replaced"))
+	s.Insert(m(70, 75, r, 50, "b"))
+	s.Insert(m(80, 85, r, 50, "c"))
+	s.Confirm([]Mapping{
+		m(10, 15, r, 0, "a"), m(15, 20, r, 0, "a"), m(50, 60, r|w, 0, "[anon]"),
+		m(70, 80, r, 0, "b"), m(90, 91, r, 0, "old"), m(92, 93, r|x, 0, "code"),
+		m(80, 82, r, 0, "c"), m(83, 85, r, 0, "c"), // a hole was made
+	}, 1000)
+	child := s.Fork()
+	for _, test := range []struct {
+		page, at uint64
+		certain  bool
+		written  bool
+	}{
+		{12, 50, true, false},
+		{12, 49, false, false},
+		{12, 1000, true, false},
+		{12, 1001, false, false}, // nobody has looked since
+		{17, 500, true, true},
+		{17, 65, false, true},
+		{35, 500, false, false},
+		{55, 500, false, true},
+		{55, 1000, true, true},
+		{72, 500, false, true}, // what it has been merged with is not known
+		{72, 1000, true, true},
+		{81, 500, true, false},
+		{84, 500, true, false},
+		{90, 999, false, true},
+		{90, 1000, true, true},
+		{92, 1000, true, false},
+	} {
+		got := s.Find(test.page * pageSize)
+		if got == nil || s.Certain(got, test.at) != test.certain || got.Written != test.written {
+			t.Errorf("page %d at %d: %+v, want %+v", test.page, test.at, got, test)
+			continue
+		}
+		if of := child.Find(test.page * pageSize); child.Certain(of, test.at) {
+			t.Errorf("page %d of the child is certain by its parent's list", test.page)
+		}
+	}
+	s.Confirm([]Mapping{m(10, 15, r, 0, "a")}, 2000)
+	if !s.Certain(s.Find(12*pageSize), 1500) || s.Certain(s.Find(55*pageSize), 500) {
+		t.Error("after a second list")
+	}
+}
+
+func TestMountTypes(t *testing.T) {
+	got := mountTypes("30 25 0:26 / /dev/shm rw,nosuid shared:4 master:1 - tmpfs tmp-fs rw\n" +
+		"31 25 254:1 /a\\040-\\040b /x rw - ext4 /dev/vda1 rw\n" +
+		"32 25 0:30 / /y rw - fuse.sshfs you@there:/ rw\nbroken\n33 25 zero / / rw - ext4 x rw\n")
+	want := map[uint32]string{Dev(0, 26): "tmpfs", Dev(254, 1): "ext4", Dev(0, 30): "fuse.sshfs"}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestMounts(t *testing.T) {
+	m, err := OpenMounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var st syscall.Stat_t
+	if err := syscall.Stat("/proc/self", &st); err != nil {
+		t.Fatal(err)
+	}
+	// Its number is below 256, which every encoding shows alike.
+	if got := m.Type(uint32(st.Dev)); got != "proc" && st.Dev < 256 {
+		t.Errorf("the file system of /proc is %q", got)
+	}
+	m.types = map[uint32]string{uint32(st.Dev): "other"}
+	if err := m.read(); err != nil || m.Type(uint32(st.Dev)) != "" {
+		t.Errorf("%q, %v of a number that has had two file systems", m.Type(uint32(st.Dev)), err)
+	}
+	if _, err := m.Refresh(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHoldsUserfault(t *testing.T) {
+	holds := func() bool {
+		t.Helper()
+		got, err := HoldsUserfault(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if holds() {
+		t.Fatal("a userfaultfd that nobody has opened")
+	}
+	const userModeOnly = 1
+	fd, _, errno := syscall.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|userModeOnly, 0, 0)
+	if errno == syscall.EINVAL { // before Linux 5.11
+		fd, _, errno = syscall.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	}
+	if errno != 0 {
+		t.Skipf("no userfaultfd here: %v", errno)
+	}
+	defer syscall.Close(int(fd))
+	if !holds() {
+		t.Error("its own userfaultfd is not found")
+	}
+	if _, err := HoldsUserfault(1<<22 + 1); err == nil {
+		t.Error("the descriptors of a process that cannot be")
+	}
+}
+
 func TestSpaceBounded(t *testing.T) {
 	var s Space
 	for i := range uint64(maxMappings + 10) {
@@ -227,12 +350,12 @@ func TestSelf(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Munmap(page)
-	maps, err := ReadMaps(pid)
+	list, err := ReadMaps(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var s Space
-	s.Confirm(maps, Now())
+	s.Confirm(list, Now())
 	m := s.Find(uint64(uintptr(unsafe.Pointer(&page[pageSize]))))
 	if m == nil || m.Label != "zero" || m.Flags != vmRead|vmMayShare {
 		t.Fatalf("shared anonymous memory is %+v", m)

@@ -27,10 +27,11 @@ func (s *Space) Len() int { return len(s.maps) }
 func (s *Space) Reset() { *s = Space{} }
 
 // Fork returns a copy, as fork makes one. The mappings themselves are copied only
-// when one of the two changes.
+// when one of the two changes. A list of the parent's mappings confirms none of the
+// child's.
 func (s *Space) Fork() Space {
 	s.shared = true
-	return Space{maps: s.maps, shared: true, confirmed: s.confirmed}
+	return Space{maps: s.maps, shared: true}
 }
 
 // Exact reports whether the bounds and flags of a mapping of s are certain for the
@@ -38,6 +39,13 @@ func (s *Space) Fork() Space {
 // two looks at the whole list.
 func (s *Space) Exact(m *Mapping, t uint64) bool {
 	return m.ExactSince <= t && t <= s.confirmed
+}
+
+// Certain reports whether it is certain that at the time t a mapping of s showed its
+// object with its rights, whatever its bounds were. Nothing tells that another one was
+// moved to its place (mremap), so it is only if a later list has it still.
+func (s *Space) Certain(m *Mapping, t uint64) bool {
+	return s.confirmed != 0 && m.listed == s.confirmed && m.Since <= t && t <= s.confirmed
 }
 
 // Confirmed is the time until which mappings may be exact.
@@ -71,6 +79,7 @@ func (s *Space) Insert(m Mapping) {
 	first := s.after(m.Start)
 	last := first
 	for last < len(s.maps) && s.maps[last].Start < m.End {
+		m.Written = m.Written || s.maps[last].written(&m)
 		last++
 	}
 	var pieces [3]Mapping
@@ -109,7 +118,8 @@ func (s *Space) Confirm(list []Mapping, at uint64) {
 	s.own()
 	s.confirmed = at
 	for _, m := range list {
-		m.ExactSince = at
+		m.ExactSince, m.listed = at, at
+		m.Since, m.Written = s.history(&m, at)
 		i := s.after(m.Start)
 		if i < len(s.maps) && s.maps[i].Start <= m.Start && s.maps[i].same(&m) {
 			old := &s.maps[i]
@@ -117,6 +127,7 @@ func (s *Space) Confirm(list []Mapping, at uint64) {
 				if old.ExactSince == Never {
 					old.ExactSince = 0
 				}
+				old.listed = at
 				continue
 			}
 			if !m.HasPgOff && old.HasPgOff {
@@ -125,4 +136,19 @@ func (s *Space) Confirm(list []Mapping, at uint64) {
 		}
 		s.Insert(m)
 	}
+}
+
+// history tells since when a mapping of a list of the time at is known to have been what
+// it is, and whether it may have been writable before. Code that nobody has heard of
+// before is taken for code that was never written to.
+func (s *Space) history(m *Mapping, at uint64) (since uint64, written bool) {
+	next := m.Start
+	for i := s.after(m.Start); next < m.End; i++ {
+		if i == len(s.maps) || s.maps[i].Start > next || !s.maps[i].same(m) {
+			return at, m.Flags&vmExec == 0
+		}
+		since, written = max(since, s.maps[i].Since), written || s.maps[i].Written
+		next = s.maps[i].End
+	}
+	return since, written
 }
