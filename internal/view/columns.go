@@ -314,7 +314,7 @@ var Columns = []Column{
 // appendSymbol appends NAME, or NAME+0xOFFSET behind its beginning.
 func appendSymbol(b []byte, f *fault.Fault) []byte {
 	b = append(b, f.Symbol...)
-	if f.SymbolOffset == 0 {
+	if f.Symbol == "" || f.SymbolOffset == 0 {
 		return b
 	}
 	return appendHex(append(b, '+'), f.SymbolOffset)
