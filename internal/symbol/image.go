@@ -37,6 +37,8 @@ type image struct {
 type segment struct {
 	off, fileSize, addr, size uint64
 	flags                     uint64 // VM_READ, VM_WRITE, VM_EXEC
+	// relocated: it is made read-only as a whole when a loader has relocated it.
+	relocated bool
 }
 
 // section is a range of addresses or of the file.
@@ -86,7 +88,12 @@ func readImage(r io.ReaderAt, pageSize uint64) (im *image, err error) {
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_LOAD && p.Vaddr+p.Memsz >= p.Vaddr && p.Off+p.Filesz >= p.Off && p.Memsz >= p.Filesz &&
 			(p.Vaddr-p.Off)%pageSize == 0 {
-			im.segments = append(im.segments, segment{p.Off, p.Filesz, p.Vaddr, p.Memsz, permOf(p.Flags)})
+			im.segments = append(im.segments, segment{
+				p.Off, p.Filesz, p.Vaddr, p.Memsz, permOf(p.Flags),
+				slices.ContainsFunc(f.Progs, func(o *elf.Prog) bool {
+					return o.Type == elf.PT_GNU_RELRO && o.Vaddr <= p.Vaddr && p.Vaddr+p.Memsz-o.Vaddr <= o.Memsz
+				}),
+			})
 		}
 	}
 	for _, s := range f.Sections {
@@ -184,8 +191,11 @@ type place struct {
 // placeOfOffset finds what is mapped at an offset of the file. The mapping tells memory
 // that a loader has cleared, behind the end of a segment, from what the file has there.
 func (im *image) placeOfOffset(off uint64, v *fault.VMA, bounds bool) place {
-	if addr, ok := im.cleared(off, v, bounds); ok {
+	switch addr, n := im.cleared(off, v, bounds); {
+	case n == 1:
 		return im.placeOfAddr(addr)
+	case n > 1:
+		return place{}
 	}
 	s := find(im.byOffset, off)
 	switch {
@@ -204,23 +214,24 @@ func (im *image) placeOfAddr(addr uint64) place {
 	return place{}
 }
 
-// cleared reports whether an offset is in the last page that is mapped of a segment,
-// behind what is the segment's, and at which address that is.
-func (im *image) cleared(off uint64, v *fault.VMA, bounds bool) (addr uint64, ok bool) {
+// cleared finds an offset in the last page that is mapped of a segment, behind what is
+// the segment's: its address, and how many segments that may be. Where the bounds of the
+// mapping are not known, it may also be one of the whole file, by a program that reads it.
+func (im *image) cleared(off uint64, v *fault.VMA, bounds bool) (addr uint64, n int) {
 	for i := range im.segments {
 		s := &im.segments[i]
-		if !im.holds(s, off) {
-			continue
-		}
-		if off >= s.off && off-s.off < s.fileSize {
-			return 0, false
-		}
-		// Without bounds this may be a mapping of the whole file, by a program that reads it.
-		if bounds && im.shows(s, v) && off > s.off && off-s.off < s.size {
-			addr, ok = s.addr+(off-s.off), true
+		switch {
+		case !im.holds(s, off):
+		case off >= s.off && off-s.off < s.fileSize:
+			return 0, 0
+		case off > s.off && off-s.off < s.size && !bounds:
+			n += 2
+		case off > s.off && off-s.off < s.size && im.shows(s, v):
+			addr = s.addr + (off - s.off)
+			n++
 		}
 	}
-	return addr, ok
+	return addr, n
 }
 
 // first and last are the ends of the pages that a segment has in its file.
@@ -234,12 +245,12 @@ func (im *image) holds(s *segment, off uint64) bool {
 	return s.fileSize > 0 && off >= im.first(s) && off < im.last(s)
 }
 
-// shows reports whether a mapping is of a segment, or of a part that was given other
-// rights. One that can be written to later but not now is a part that has been
-// relocated.
+// shows reports whether a mapping is of a segment, or of a part of it that was given
+// fewer rights.
 func (im *image) shows(s *segment, v *fault.VMA) bool {
-	begin, size := v.PgOff*im.pageSize, v.End-v.Start
-	return im.holds(s, begin) && size <= im.last(s)-begin && s.flags&v.Flags&0x7 == v.Flags&0x7
+	const read, write, exec = 1, 2, 4 // VM_*
+	begin, size, perm := v.PgOff*im.pageSize, v.End-v.Start, v.Flags&(read|write|exec)
+	return im.holds(s, begin) && size <= im.last(s)-begin && perm&^s.flags == 0 && !(s.relocated && perm&write != 0)
 }
 
 // beyond is the linked address for one that is so many bytes behind the end of a

@@ -95,7 +95,8 @@ func openAs(path string, flags int, want fileID, byMapping bool) (*opened, error
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	// A mapping holds its file, whatever is done to its names. A path may have been
-	// given to another one, with the inode number of the first, until the last change.
+	// given to another one, with the inode number of the first, until the last change;
+	// the clock of these times stands still between ticks, which are 10 ms at most.
 	changed := st.Ctim
 	if byMapping {
 		changed = st.Mtim

@@ -19,6 +19,8 @@ const (
 	// remembered.
 	maxOpen   = 128
 	maxFailed = 4096
+	// maxPieces bounds the symbols of all files, to some 128 MiB.
+	maxPieces = 4 << 20
 	// maxProcesses and maxTails bound what is known of mappings.
 	maxProcesses = 4096
 	maxTails     = 1024
@@ -50,6 +52,7 @@ type Resolver struct {
 	opt       Options
 	files     map[fileID]*file
 	failed    int
+	pieces    int
 	processes map[uint32]*tailed
 
 	now      uint64 // of the batch
@@ -134,7 +137,7 @@ func (r *Resolver) resolveFile(f *fault.Fault) {
 		r.process(f).add(tail{of: f.VMA, end: f.VMA.End + 1})
 	}
 	if f.End >= fl.since {
-		r.show(f, fl.image, fl.image.placeOfOffset(f.FileOffset(r.opt.PageSize), &f.VMA, bounds))
+		r.show(f, fl, fl.image.placeOfOffset(f.FileOffset(r.opt.PageSize), &f.VMA, bounds))
 	}
 }
 
@@ -150,14 +153,22 @@ func (r *Resolver) resolveTail(f *fault.Fault) {
 		return
 	}
 	if addr, ok := fl.image.beyond(of, f.Address-of.End); ok {
-		r.show(f, fl.image, fl.image.placeOfAddr(addr))
+		r.show(f, fl, fl.image.placeOfAddr(addr))
 	}
 }
 
-func (r *Resolver) show(f *fault.Fault, im *image, p place) {
+func (r *Resolver) show(f *fault.Fault, fl *file, p place) {
 	f.Section = p.section
-	if r.opt.Symbols && p.hasAddr {
-		f.Symbol, f.SymbolOffset = im.symbols.at(p.addr)
+	if !r.opt.Symbols || !p.hasAddr {
+		return
+	}
+	symbols := &fl.image.symbols
+	before := len(symbols.pieces)
+	f.Symbol, f.SymbolOffset = symbols.at(p.addr)
+	if more := len(symbols.pieces) - before; more > 0 {
+		r.pieces += more
+		for r.pieces > maxPieces && r.forgetOldest(fl) {
+		}
 	}
 }
 
@@ -300,7 +311,7 @@ func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *f
 
 // load reads the headers; a file that is of no use is closed.
 func (r *Resolver) load(fl *file) {
-	fl.image = nil
+	r.drop(fl)
 	if fl.opened != nil {
 		var err error
 		if fl.image, err = readImage(fl.File, r.opt.PageSize); err == nil {
@@ -325,14 +336,24 @@ func (r *Resolver) makeRoom() {
 	if len(r.files)-r.failed < maxOpen {
 		return
 	}
+	r.forgetOldest(nil)
+}
+
+// forgetOldest closes the file that was not asked for for the longest time, but not one
+// that is in use, and reports whether there was one.
+func (r *Resolver) forgetOldest(inUse *file) bool {
 	var oldest fileID
+	found := false
 	least := ^uint64(0)
 	for id, fl := range r.files {
-		if fl.image != nil && fl.used < least {
-			oldest, least = id, fl.used
+		if fl.image != nil && fl != inUse && fl.used < least {
+			oldest, least, found = id, fl.used, true
 		}
 	}
-	r.forget(oldest)
+	if found {
+		r.forget(oldest)
+	}
+	return found
 }
 
 // sweep closes files that were not asked for for a while.
@@ -359,7 +380,16 @@ func (r *Resolver) forget(id fileID) {
 	}
 	if fl.image == nil {
 		r.failed--
-	} else {
-		fl.Close()
+		return
+	}
+	r.drop(fl)
+	fl.Close()
+}
+
+// drop forgets what was read of a file.
+func (r *Resolver) drop(fl *file) {
+	if fl.image != nil {
+		r.pieces -= len(fl.image.symbols.pieces)
+		fl.image = nil
 	}
 }

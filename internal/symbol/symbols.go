@@ -12,7 +12,7 @@ import (
 
 // Bounds of what is read and kept of the symbols of one file.
 const (
-	maxTable     = 64 << 20 // bytes
+	maxTable     = 32 << 20 // bytes
 	maxName      = 4 << 10  // bytes
 	maxKeptNames = 4096
 )
