@@ -106,6 +106,10 @@ func Kinds() []Kind {
 				"each has touched --pages pages.", stormFlags,
 		},
 		{
+			"image", "touch pages of the program's own .noptrdata, .noptrbss and .rodata",
+			"These are what the Go linker calls .data and .bss without pointers. The report has the symbols.", imageFlags,
+		},
+		{
 			"where", "read, write, overwrite and execute at fixed addresses",
 			"Reads 0x7e0000001234, writes 0x7e0000005678, writes 0x7e0000001abc and calls 0x7e0000100010. The third\n" +
 				"faults only where the kernel has mapped its shared zero page for the read.", whereFlags,

@@ -197,6 +197,7 @@ func TestLiveExactness(t *testing.T) {
 		{"shmem --memfd", "user", 1024, 0},
 		{"swap --pages 64", "user", 64, 0},
 		{"storm --pages 1300 --cpus 1", "user", 1300, 0},
+		{"image", "user", 3 * pagesOf(aroundBytes), 0},
 	} {
 		t.Run(tc.line, func(t *testing.T) {
 			f := complete(t, tc.line)

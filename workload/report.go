@@ -98,6 +98,12 @@ type Range struct {
 	// PgOff is the offset in the mapped file of the page at Start, in pages. It is
 	// present for kind file only.
 	PgOff *int64 `json:"pgoff,omitempty"`
+	// Section is the section of the program that the range is in, and Symbol the object
+	// there, if they are known. SymbolOffset is how far behind its beginning the range
+	// begins, in bytes.
+	Section      string `json:"section,omitempty"`
+	Symbol       string `json:"symbol,omitempty"`
+	SymbolOffset int64  `json:"symbol_offset,omitempty"`
 	// Touches are the exact addresses where they are not the start of each page.
 	Touches []Touch `json:"touches,omitempty"`
 }

@@ -65,8 +65,10 @@ type liveFault struct {
 		Path        *string
 		Deleted     *bool
 	}
-	PgOff *uint64
-	Hook  string
+	PgOff   *uint64
+	Section *string
+	Symbol  *string
+	Hook    string
 }
 
 // liveHeader is what the header says of the hook.

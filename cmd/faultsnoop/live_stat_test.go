@@ -25,7 +25,7 @@ func statOracles() [][]string {
 	var list [][]string
 	for _, w := range oracles {
 		switch w.args[0] {
-		case "device": // its faults are elsewhere
+		case "device", "image": // their faults are elsewhere
 		case "touch":
 			// Threads side by side count pages that the other one maps meanwhile.
 			list = append(list, []string{"touch", "--pages", "257"})

@@ -47,6 +47,7 @@ var oracles = []struct {
 	{"user", []string{"thp"}},
 	{"user", []string{"hugetlb"}},
 	{"user", []string{"where"}},
+	{"user", []string{"image"}},
 	{"user", []string{"device", "--pages", "32"}},
 	{"user", []string{"file", "--pages", "64", "--dir", fileDir()}},
 	{"user", []string{"file", "--cold", "--pages", "64", "--dir", fileDir()}},
@@ -195,6 +196,9 @@ func checkRecord(t *testing.T, f *liveFault, hook string, rep *workload.Report) 
 				checkInferred(t, f, r.FaultKind)
 			} else if r.FaultKind != "" && (words(f.Kind) != r.FaultKind || words(f.KindBy) != "exact") {
 				t.Errorf("kind %s by %s, want exactly %s", words(f.Kind), words(f.KindBy), r.FaultKind)
+			}
+			if r.Section != "" && words(f.Section) != r.Section {
+				t.Errorf("section %s, want %s", words(f.Section), r.Section)
 			}
 			if r.PgOff != nil && f.PgOff != nil {
 				want := uint64(*r.PgOff) + (uint64(f.Address)-uint64(r.Start))/4096

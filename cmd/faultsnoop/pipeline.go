@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"faultsnoop/internal/fault"
+	"faultsnoop/internal/symbol"
 	"faultsnoop/internal/view"
 )
 
@@ -68,7 +69,8 @@ func (p *pipeline) run(ctx context.Context) error {
 type printer struct {
 	enc   *view.Encoder
 	out   *output
-	limit uint64 // of records, 0 for none
+	limit uint64           // of records, 0 for none
+	names *symbol.Resolver // nil if no section or symbol is shown
 
 	printed uint64
 }
@@ -79,6 +81,9 @@ func (p *printer) done() bool {
 }
 
 func (p *printer) take(batch *fault.Batch) error {
+	if p.names != nil {
+		p.names.Resolve(batch.Faults)
+	}
 	for i := range batch.Faults {
 		if p.done() {
 			break

@@ -16,6 +16,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"faultsnoop/internal/fault"
+	"faultsnoop/internal/kernel"
+	"faultsnoop/internal/process"
+	"faultsnoop/internal/symbol"
 	"faultsnoop/internal/view"
 )
 
@@ -166,6 +169,9 @@ func (t *tracer) start(path string) (*command, error) {
 // follow lets the command run and shows faults until the end, then the summary.
 func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
 	to := printer{enc: t.encoder(src.Session()), out: t.out, limit: t.count}
+	if to.names = resolver(to.enc, src.Session()); to.names != nil {
+		defer to.names.Close()
+	}
 	p := pipeline{src: src, out: t.out, take: to.take, done: to.done}
 	t.out.buf = to.enc.AppendHeader(t.out.buf)
 	t.out.flush()
@@ -291,6 +297,17 @@ func (t *tracer) result(child *command) error {
 		return &exitError{code: status}
 	}
 	return nil
+}
+
+// resolver returns what finds sections and symbols, if they are shown.
+func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
+	symbols := enc.Shows("symbol")
+	if !symbols && !enc.Shows("section") {
+		return nil
+	}
+	return symbol.NewResolver(symbol.Options{
+		PageSize: s.PageSize, Symbols: symbols, Timeline: s.Hook == string(kernel.Perf), Proc: process.ProcIsOurs(),
+	})
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {

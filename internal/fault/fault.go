@@ -86,6 +86,15 @@ type Fault struct {
 	// (linear_page_index in include/linux/pagemap.h); for anonymous memory likewise.
 	PgOff uint64
 	VMA   VMA
+	// Continues is the mapping of a file that ends where an anonymous VMA begins, if the
+	// source knows it: that of a program's .data comes before its .bss.
+	Continues *VMA
+
+	// Section is the section of an ELF file that holds the address, and Symbol the object or
+	// function there, which begins SymbolOffset bytes before it. Empty if there is none
+	// or it is not known. The file says so, and may be hostile.
+	Section, Symbol string
+	SymbolOffset    uint64
 
 	// Kind is what the kernel did. KindExact says that it was told by the page table,
 	// not concluded from the mapping and the access alone.

@@ -162,6 +162,10 @@ func (s *Session) locate(p *proc, f *fault.Fault) {
 		f.Known |= fault.HasPgOff
 	}
 	f.VMA.Inode, f.VMA.Dev = m.Inode, m.Dev
+	f.VMA.Path, f.VMA.Deleted = process.FilePath(m.Path)
+	if m.Inode == 0 {
+		f.Continues = continued(p, m)
+	}
 	if m.HasPgOff && p.space.Exact(m, f.End) {
 		f.VMA.Start, f.VMA.End, f.VMA.PgOff, f.VMA.Flags = m.Start, m.End, m.PgOff, m.Flags
 		f.Known |= fault.HasVMA
@@ -198,6 +202,20 @@ func (s *Session) holdsUserfault(p *proc) bool {
 		s.nextLook = max(s.nextLook, p.searched+(p.searched-begin)*lookShare)
 	}
 	return p.userfault
+}
+
+// continued is the mapping of a file that ends where anonymous memory begins. What is
+// known of it by an event is the part of the file that a loader has mapped.
+func continued(p *proc, m *process.Mapping) *fault.VMA {
+	of := p.space.Before(m)
+	if of == nil || of.Inode == 0 || !of.HasPgOff {
+		return nil
+	}
+	path, gone := process.FilePath(of.Path)
+	return &fault.VMA{
+		Start: of.Start, End: of.End, PgOff: of.PgOff, Flags: of.Flags,
+		Inode: of.Inode, Dev: of.Dev, Label: of.Label, Path: path, Deleted: gone,
+	}
 }
 
 // worthLook reports whether to read the process's mappings: when the address is in

@@ -58,6 +58,22 @@ func Label(path string) string {
 	return filepath.Base(strings.TrimSuffix(path, deleted))
 }
 
+// FilePath is the path of a mapped file by what the kernel prints for the mapping, and
+// whether it had lost it by then; "" for memory that never had one.
+func FilePath(path string) (file string, gone bool) {
+	if path == "" || path[0] != '/' || strings.HasPrefix(path, "//") {
+		return "", false
+	}
+	file, gone = strings.CutSuffix(path, deleted)
+	// Files of the kernel's own (memfd_create in mm/memfd.c, newseg in ipc/shm.c,
+	// shmem_zero_setup in mm/shmem.c, hugetlb_file_setup in fs/hugetlbfs/inode.c) look like
+	// ones that were in the root folder.
+	if gone && (file == "/dev/zero" || strings.LastIndexByte(file, '/') == 0) {
+		return "", false
+	}
+	return file, gone
+}
+
 // Dev packs a device number as the kernel does.
 func Dev(major, minor uint32) uint32 { return major<<20 | minor }
 

@@ -62,6 +62,29 @@ func TestParseMapping(t *testing.T) {
 	}
 }
 
+func TestFilePath(t *testing.T) {
+	for path, want := range map[string]struct {
+		file string
+		gone bool
+	}{
+		"/usr/lib/libc.so.6":        {"/usr/lib/libc.so.6", false},
+		"/tmp/a b (deleted)":        {"/tmp/a b", true},
+		"/program":                  {"/program", false},
+		"/memfd:x (deleted)":        {},
+		"/SYSV00000000 (deleted)":   {},
+		"/dev/zero (deleted)":       {},
+		"/anon_hugepage (deleted)":  {},
+		"/dev/shm/object (deleted)": {"/dev/shm/object", true},
+		"//anon":                    {},
+		"[heap]":                    {},
+		"":                          {},
+	} {
+		if file, gone := FilePath(path); file != want.file || gone != want.gone {
+			t.Errorf("%q: %q, %v, want %+v", path, file, gone, want)
+		}
+	}
+}
+
 func TestParseStatus(t *testing.T) {
 	got, err := parseStatus("Name:\tx\nTgid:\t40\nUid:\t1000\t0\t0\t0\nNStgid:\t40\t3\nNSpid:\t41\t4\n")
 	want := Status{TGID: 40, UID: 1000, InnerTGID: 3, InnerTID: 4, Nested: true}
@@ -136,6 +159,22 @@ func TestSpaceFind(t *testing.T) {
 		}
 		if off, ok := m.PgOffAt(page*pageSize + 5); !ok || off != 100+page-10 {
 			t.Errorf("page %d: pgoff %d, %v", page, off, ok)
+		}
+	}
+}
+
+func TestSpaceBefore(t *testing.T) {
+	var s Space
+	s.Insert(span(10, 20, "file", 0))
+	s.Insert(span(20, 30, "[anon]", 0))
+	s.Insert(span(31, 40, "[anon]", 0))
+	for page, want := range map[uint64]string{10: "", 20: "file", 31: ""} {
+		var got string
+		if m := s.Before(s.Find(page * pageSize)); m != nil {
+			got = m.Label
+		}
+		if got != want {
+			t.Errorf("before page %d: %q, want %q", page, got, want)
 		}
 	}
 }

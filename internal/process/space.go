@@ -61,6 +61,15 @@ func (s *Space) Find(addr uint64) *Mapping {
 	return nil
 }
 
+// Before returns the mapping that ends where m, which Find has returned, begins, or nil.
+func (s *Space) Before(m *Mapping) *Mapping {
+	i := s.after(m.Start)
+	if i > 0 && s.maps[i-1].End == m.Start {
+		return &s.maps[i-1]
+	}
+	return nil
+}
+
 // after is the index of the first mapping that ends after addr.
 func (s *Space) after(addr uint64) int {
 	return sort.Search(len(s.maps), func(i int) bool { return s.maps[i].End > addr })

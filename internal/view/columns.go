@@ -254,6 +254,30 @@ var Columns = []Column{
 		text: func(e *Encoder, b []byte, f *fault.Fault) []byte { return e.appendOffset(b, f, 16) },
 	},
 	{
+		Name: "section", Title: "SECTION", Width: 12, left: true, Help: "section of the mapped ELF file that holds the address: .text, .rodata, .data, .bss ...",
+		key: "section", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+			if f.Section == "" {
+				return b
+			}
+			return appendJSONName(b, "section", f.Section)
+		},
+		name: func(b []byte, f *fault.Fault, limit int) []byte { return appendEscaped(b, f.Section, limit) },
+	},
+	{
+		Name: "symbol", Title: "SYMBOL", Width: 24, left: true, Help: "the object or function there, as the file's symbol table calls it, with +0x and the distance from its beginning",
+		key: "symbol", json: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+			if f.Symbol == "" {
+				return b
+			}
+			var room [128]byte
+			return appendJSONName(b, "symbol", appendSymbol(room[:0], f))
+		},
+		name: func(b []byte, f *fault.Fault, limit int) []byte {
+			var room [128]byte
+			return appendEscaped(b, appendSymbol(room[:0], f), limit)
+		},
+	},
+	{
 		Name: "vma_lock", Title: "VMALOCK", Width: 7, left: true, Help: "whether the first attempt was made under the mapping's own lock (since Linux 6.4) instead of mmap_lock",
 		key: "vma_lock", raw: (*Encoder).appendVMALock,
 	},
@@ -285,6 +309,15 @@ var Columns = []Column{
 			return b
 		},
 	},
+}
+
+// appendSymbol appends NAME, or NAME+0xOFFSET behind its beginning.
+func appendSymbol(b []byte, f *fault.Fault) []byte {
+	b = append(b, f.Symbol...)
+	if f.Symbol == "" || f.SymbolOffset == 0 {
+		return b
+	}
+	return appendHex(append(b, '+'), f.SymbolOffset)
 }
 
 func appendPathJSON(_ *Encoder, b []byte, f *fault.Fault) []byte {

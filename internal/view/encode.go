@@ -6,6 +6,7 @@ package view
 import (
 	"bytes"
 	"encoding/csv"
+	"slices"
 	"time"
 
 	"faultsnoop/internal/fault"
@@ -76,6 +77,11 @@ func NewEncoder(s *fault.Session, o Options) *Encoder {
 	}
 	e.setSecond(s.Started.Unix())
 	return e
+}
+
+// Shows reports whether the column of that name is shown.
+func (e *Encoder) Shows(name string) bool {
+	return slices.ContainsFunc(e.columns, func(c Column) bool { return c.Name == name })
 }
 
 // AppendHeader appends what comes before the first fault.

@@ -38,6 +38,8 @@ func full() fault.Fault {
 		Kind: fault.CowFile, KindExact: true, EntryBefore: 0x8000000000000025, EntryAfter: 0x8000000000000867, Pages: 16,
 
 		OffCPU: 9_876, Wait: fault.IO, Reclaim: 4_321, Compaction: 321, Again: true, PFN: 0x123456, Node: 1,
+
+		Section: ".data", Symbol: "table", SymbolOffset: 0x1234,
 	}
 }
 
@@ -199,6 +201,8 @@ type decoded struct {
 	Node     *int            `json:"node"`
 	Again    *bool           `json:"again"`
 	Offset   *uint64         `json:"file_offset"`
+	Section  *string         `json:"section"`
+	Symbol   *string         `json:"symbol"`
 	VMALock  *bool           `json:"vma_lock"`
 	VMA      json.RawMessage `json:"vma"`
 	PgOff    *uint64         `json:"pgoff"`
@@ -226,7 +230,7 @@ func TestJSONFull(t *testing.T) {
 		`"flags_raw":"0x80001045","attempts":2,"result":"ok","cause":null,` +
 		`"kind":"cow-file","kind_by":"exact","pfn":"0x123456","node":1,"again":true,"page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,"offcpu_ns":9876,"wait":"io","reclaim_ns":4321,"compaction_ns":321,` +
 		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","flags":"rd wr mr mw me","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false},` +
-		`"pgoff":34359705585,"file_offset":null,"vma_lock":true,"hook":"fentry"}` + "\n"
+		`"pgoff":34359705585,"file_offset":null,"section":".data","symbol":"table+0x1234","vma_lock":true,"hook":"fentry"}` + "\n"
 	if line != want {
 		t.Errorf("got  %swant %s", line, want)
 	}
@@ -244,7 +248,8 @@ func TestJSONUnknownIsNull(t *testing.T) {
 	}
 	if got.Kind != nil || got.KindBy != nil || got.PageSize != nil || got.Before != nil || got.After != nil ||
 		got.OffCPU != nil || got.Wait != nil || got.Reclaim != nil || got.Compact != nil || got.Cause != nil || got.PFN != nil ||
-		got.Node != nil || got.Again != nil || got.Offset != nil || got.VMALock != nil {
+		got.Node != nil || got.Again != nil || got.Offset != nil || got.VMALock != nil ||
+		got.Section != nil || got.Symbol != nil {
 		t.Errorf("what the kernel did is not known and not null: %+v", got)
 	}
 	if got.NSPID != nil || got.HostPID != nil {
@@ -337,6 +342,7 @@ func TestCSV(t *testing.T) {
 		"time": "2026-11-30T03:02:04.000001239Z", "flags": "WRITE|ALLOW_RETRY|USER|VMA_LOCK|0x80000000", "pgoff": "34359705585", "nspid": "",
 		"kind": "cow-file", "kind_by": "exact", "page_size": "4096", "pte_before": "0x8000000000000025", "pte_after": "0x8000000000000867",
 		"offcpu_ns": "9876", "wait": "io", "cause": "", "vma_flags": "rd wr mr mw me", "file_offset": "", "vma_lock": "true",
+		"section": ".data", "symbol": "table+0x1234",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %q, want %q", name, got[name], want)
@@ -366,6 +372,46 @@ func TestKindText(t *testing.T) {
 		test.change(&f)
 		if got := strings.Join(strings.Fields(encode(Options{Columns: columns(t, list)}, f)), " "); got != test.want {
 			t.Errorf("got %q, want %q", got, test.want)
+		}
+	}
+}
+
+// TestSymbol: its bytes are a file's, and it may begin where the address is.
+func TestSymbol(t *testing.T) {
+	for _, test := range []struct {
+		symbol     string
+		offset     uint64
+		text, json string
+	}{
+		{"table", 0, "table", `"symbol":"table"`},
+		{"table", 0x10, "table+0x10", `"symbol":"table+0x10"`},
+		{"", 0x10, "-", `"symbol":null`},
+		{"\x1b[2J\xff", 1, `\x1b[2J\xff+0x1`, `"symbol":"\u001b[2J` + "\ufffd" + `+0x1","symbol_hex":"1b5b324aff2b307831"`},
+		{strings.Repeat("n", 300), 1, strings.Repeat("n", 300) + "+0x1", `"symbol":"` + strings.Repeat("n", 300) + `+0x1"`},
+	} {
+		f := fault.Fault{Symbol: test.symbol, SymbolOffset: test.offset}
+		if got := strings.TrimSpace(encode(Options{Columns: columns(t, "symbol")}, f)); got != test.text {
+			t.Errorf("text %q, want %q", got, test.text)
+		}
+		if got := encode(Options{Format: JSON, Columns: columns(t, "symbol")}, f); got != `{"type":"fault",`+test.json+"}\n" {
+			t.Errorf("JSON %s, want %s", got, test.json)
+		}
+	}
+}
+
+func TestShows(t *testing.T) {
+	for _, test := range []struct {
+		o    Options
+		want bool
+	}{
+		{Options{}, false},
+		{Options{Format: JSON}, true},
+		{Options{Format: CSV}, true},
+		{Options{Format: JSON, Columns: columns(t, "pid,how")}, false},
+		{Options{Columns: columns(t, "symbol")}, true},
+	} {
+		if got := NewEncoder(&session, test.o).Shows("symbol"); got != test.want {
+			t.Errorf("%+v shows symbols: %v", test.o, got)
 		}
 	}
 }

@@ -1,0 +1,395 @@
+// Package symbol tells what a linker has put where a fault was: the section of an ELF
+// file, and the object or function.
+//
+// Everything is read from files that the traced processes have mapped, by whoever may
+// write them. So a file is what the kernel said that was mapped or it is not read, what
+// is read of it is bounded, and the names in it are bytes for a view to escape.
+package symbol
+
+import (
+	"slices"
+	"strings"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
+)
+
+const (
+	// maxOpen is how many files are open at a time, and maxFailed how many others are
+	// remembered.
+	maxOpen   = 128
+	maxFailed = 4096
+	// maxPieces bounds the symbols of all files, to some 128 MiB.
+	maxPieces = 4 << 20
+	// maxProcesses and maxTails bound what is known of mappings.
+	maxProcesses = 4096
+	maxTails     = 1024
+
+	// retryAfter is how long a failure is believed, and closeAfter how long a file stays
+	// open that nobody asks for: nobody could unmount its file system.
+	retryAfter = 1e9
+	closeAfter = 10e9
+	// lookShare is the share of time that goes into reading mappings of processes at most,
+	// 1/lookShare, and lookEvery how often those of one are read at most.
+	lookShare = 20
+	lookEvery = 1e9
+)
+
+// Options choose what a [Resolver] tells.
+type Options struct {
+	PageSize uint64
+	// Symbols: not only sections.
+	Symbols bool
+	// Timeline: the source knows all mappings, and tells what a fault's continues.
+	Timeline bool
+	// Proc: /proc shows the processes that ids of faults belong to.
+	Proc bool
+}
+
+// Resolver fills Section, Symbol and SymbolOffset of faults. It is not safe for
+// concurrent use.
+type Resolver struct {
+	opt       Options
+	files     map[fileID]*file
+	failed    int
+	pieces    int
+	processes map[uint32]*tailed
+
+	now      uint64 // of the batch
+	swept    uint64
+	nextLook uint64 // when mappings may be read again
+	// last is the file asked for last.
+	last   *file
+	lastID fileID
+}
+
+// file is a file that was looked at.
+type file struct {
+	*opened        // nil if it could not be opened
+	image   *image // nil if it is no ELF file that can be read
+	used    uint64 // when it was asked for last
+	checked uint64 // and when whether it has changed
+	retry   uint64 // when to look at it again, if image is nil
+}
+
+// tailed is a process with mappings that continue files.
+type tailed struct {
+	name   fault.Comm // since its last exec
+	tails  []tail
+	looked bool   // at all of its mappings
+	lookAt uint64 // not before
+}
+
+// tail is anonymous memory that begins right behind a mapping of a file.
+type tail struct {
+	of fault.VMA
+	// end is where the memory ends, as far as is known: what follows [of.End, end) has
+	// parts with different flags.
+	end uint64
+}
+
+// NewResolver returns a resolver that has nothing open yet.
+func NewResolver(o Options) *Resolver {
+	return &Resolver{opt: o, files: map[fileID]*file{}, processes: map[uint32]*tailed{}}
+}
+
+// Close closes all files.
+func (r *Resolver) Close() {
+	for id := range r.files {
+		r.forget(id)
+	}
+}
+
+// Resolve names the places of faults, in the order in which they were complete. It is
+// to be called for empty batches too, now and then: files that are not used any more are
+// closed.
+func (r *Resolver) Resolve(faults []fault.Fault) {
+	r.now = process.Now()
+	r.sweep()
+	for i := range faults {
+		f := &faults[i]
+		switch {
+		case !f.Is(fault.HasLabel):
+		case f.VMA.Inode != 0:
+			r.resolveFile(f)
+		case continues(f.VMA.Label):
+			r.resolveTail(f)
+		}
+	}
+}
+
+// continues reports whether memory with a label may be what a file's segment has beyond
+// the file. That of a static program and the heap may be one mapping.
+func continues(label string) bool {
+	return label == "[anon]" || label == "[heap]" || strings.HasPrefix(label, "[anon:")
+}
+
+func (r *Resolver) resolveFile(f *fault.Fault) {
+	if !f.Is(fault.HasPgOff) {
+		return
+	}
+	bounds := f.Is(fault.HasVMA)
+	fl := r.open(&f.VMA, bounds, f)
+	if fl.image == nil {
+		return
+	}
+	if bounds && !r.opt.Timeline && f.Mode != fault.Remote && fl.image.hasTail(&f.VMA) {
+		r.process(f).add(tail{of: f.VMA, end: f.VMA.End + 1})
+	}
+	if f.End >= fl.since {
+		r.show(f, fl, fl.image.placeOfOffset(f.FileOffset(r.opt.PageSize), &f.VMA, bounds))
+	}
+}
+
+func (r *Resolver) resolveTail(f *fault.Fault) {
+	of := f.Continues
+	if of == nil {
+		if of = r.continued(f); of == nil {
+			return
+		}
+	}
+	fl := r.open(of, true, f)
+	if fl.image == nil || f.End < fl.since {
+		return
+	}
+	if addr, ok := fl.image.beyond(of, f.Address-of.End); ok {
+		r.show(f, fl, fl.image.placeOfAddr(addr))
+	}
+}
+
+func (r *Resolver) show(f *fault.Fault, fl *file, p place) {
+	f.Section = p.section
+	if !r.opt.Symbols || !p.hasAddr {
+		return
+	}
+	symbols := &fl.image.symbols
+	before := len(symbols.pieces)
+	f.Symbol, f.SymbolOffset = symbols.at(p.addr)
+	if more := len(symbols.pieces) - before; more > 0 {
+		r.pieces += more
+		for r.pieces > maxPieces && r.forgetOldest(fl) {
+		}
+	}
+}
+
+// continued is the mapping of a file that a fault's anonymous one begins behind. In mode
+// remote it is a mapping of another process, nobody says which.
+func (r *Resolver) continued(f *fault.Fault) *fault.VMA {
+	if r.opt.Timeline || !f.Is(fault.HasVMA) || f.Mode == fault.Remote {
+		return nil
+	}
+	p := r.process(f)
+	of := p.find(&f.VMA)
+	if of == nil && !p.looked && r.now >= max(p.lookAt, r.nextLook) && r.opt.Proc && f.PID != 0 {
+		r.lookAround(p, f.PID)
+		of = p.find(&f.VMA)
+	}
+	return of
+}
+
+// lookAround reads the mappings of a process, once: those of one that began before
+// the tracing may have taken all their faults by then.
+func (r *Resolver) lookAround(p *tailed, pid uint32) {
+	begin := process.Now()
+	maps, _ := process.ReadMaps(int(pid)) // one that has ended has none
+	for _, t := range tails(maps) {
+		p.add(t)
+	}
+	end := process.Now()
+	p.looked, p.lookAt = true, end+lookEvery
+	r.nextLook = end + (end-begin)*lookShare
+}
+
+// tails finds anonymous memory that follows files.
+func tails(maps []process.Mapping) []tail {
+	var found []tail
+	var open *tail // ends where the next mapping may begin
+	for i := range maps {
+		m := &maps[i]
+		switch {
+		case m.Inode != 0 && m.HasPgOff:
+			path, _ := process.FilePath(m.Path)
+			found = append(found, tail{
+				of:  fault.VMA{Start: m.Start, End: m.End, PgOff: m.PgOff, Flags: m.Flags, Inode: m.Inode, Dev: m.Dev, Label: m.Label, Path: path},
+				end: m.End,
+			})
+			open = &found[len(found)-1]
+		case open != nil && open.end == m.Start && continues(m.Label):
+			open.end = m.End
+		default:
+			open = nil
+		}
+	}
+	return slices.DeleteFunc(found, func(t tail) bool { return t.end == t.of.End })
+}
+
+// process is what is known of the process of a fault since its last exec, which has
+// given it another name in all likelihood. If not, it is the same program, or mapped
+// elsewhere.
+func (r *Resolver) process(f *fault.Fault) *tailed {
+	id := f.HostPID
+	if id == 0 {
+		id = f.PID
+	}
+	p := r.processes[id]
+	if p == nil {
+		if len(r.processes) >= maxProcesses {
+			clear(r.processes)
+		}
+		p = &tailed{name: f.Process}
+		r.processes[id] = p
+	}
+	if p.name != f.Process {
+		*p = tailed{name: f.Process, lookAt: p.lookAt}
+	}
+	return p
+}
+
+func (p *tailed) add(t tail) {
+	for i := range p.tails {
+		if old := &p.tails[i]; old.of.End == t.of.End && old.of.Inode == t.of.Inode && old.of.Dev == t.of.Dev {
+			old.of, old.end = t.of, max(old.end, t.end)
+			return
+		}
+	}
+	// What was mapped there before is gone.
+	p.tails = slices.DeleteFunc(p.tails, func(old tail) bool { return old.of.Start < t.of.End && t.of.Start < old.of.End })
+	if len(p.tails) >= maxTails {
+		p.tails = p.tails[:0]
+	}
+	p.tails = append(p.tails, t)
+}
+
+func (p *tailed) find(v *fault.VMA) *fault.VMA {
+	for i := range p.tails {
+		if t := &p.tails[i]; v.Start >= t.of.End && v.Start < t.end {
+			return &t.of
+		}
+	}
+	return nil
+}
+
+// open returns what is known of the file of a mapping, and looks at it if need be.
+func (r *Resolver) open(v *fault.VMA, bounds bool, f *fault.Fault) *file {
+	id := fileID{v.Dev, v.Inode}
+	fl := r.last
+	if fl == nil || r.lastID != id {
+		fl = r.files[id]
+	}
+	if fl != nil && fl.image == nil && r.now >= fl.retry {
+		r.forget(id)
+		fl = nil
+	}
+	if fl == nil {
+		fl = r.look(id, v, bounds, f)
+	}
+	fl.used = r.now
+	if fl.image != nil && fl.checked != r.now {
+		fl.checked = r.now
+		if !fl.current() {
+			r.load(fl)
+		}
+	}
+	r.last, r.lastID = fl, id
+	return fl
+}
+
+// look opens a file that is not known yet.
+func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *file {
+	r.makeRoom()
+	fl := &file{checked: r.now}
+	r.files[id] = fl
+	pid := f.PID
+	if !r.opt.Proc {
+		pid = 0
+	}
+	// Why not is told by nobody: what cannot be opened has no names.
+	fl.opened, _ = open(v, bounds, pid)
+	r.load(fl)
+	return fl
+}
+
+// load reads the headers; a file that is of no use is closed.
+func (r *Resolver) load(fl *file) {
+	r.drop(fl)
+	if fl.opened != nil {
+		var err error
+		if fl.image, err = readImage(fl.File, r.opt.PageSize); err == nil {
+			return
+		}
+		fl.Close()
+		fl.opened = nil
+	}
+	r.failed++
+	fl.retry = r.now + retryAfter
+}
+
+// makeRoom forgets files when there are too many.
+func (r *Resolver) makeRoom() {
+	if r.failed >= maxFailed {
+		for id, fl := range r.files {
+			if fl.image == nil {
+				r.forget(id)
+			}
+		}
+	}
+	if len(r.files)-r.failed < maxOpen {
+		return
+	}
+	r.forgetOldest(nil)
+}
+
+// forgetOldest closes the file that was not asked for for the longest time, but not one
+// that is in use, and reports whether there was one.
+func (r *Resolver) forgetOldest(inUse *file) bool {
+	var oldest fileID
+	found := false
+	least := ^uint64(0)
+	for id, fl := range r.files {
+		if fl.image != nil && fl != inUse && fl.used < least {
+			oldest, least, found = id, fl.used, true
+		}
+	}
+	if found {
+		r.forget(oldest)
+	}
+	return found
+}
+
+// sweep closes files that were not asked for for a while.
+func (r *Resolver) sweep() {
+	if r.now-r.swept < retryAfter {
+		return
+	}
+	r.swept = r.now
+	for id, fl := range r.files {
+		if r.now-fl.used > closeAfter {
+			r.forget(id)
+		}
+	}
+}
+
+func (r *Resolver) forget(id fileID) {
+	fl := r.files[id]
+	if fl == nil {
+		return
+	}
+	delete(r.files, id)
+	if r.last == fl {
+		r.last = nil
+	}
+	if fl.image == nil {
+		r.failed--
+		return
+	}
+	r.drop(fl)
+	fl.Close()
+}
+
+// drop forgets what was read of a file.
+func (r *Resolver) drop(fl *file) {
+	if fl.image != nil {
+		r.pieces -= len(fl.image.symbols.pieces)
+		fl.image = nil
+	}
+}

@@ -1,0 +1,198 @@
+package symbol
+
+import (
+	"bytes"
+	"cmp"
+	"debug/elf"
+	"io"
+	"slices"
+	"sort"
+	"unsafe"
+)
+
+// Bounds of what is read and kept of the symbols of one file.
+const (
+	maxTable     = 32 << 20 // bytes
+	maxName      = 4 << 10  // bytes
+	maxKeptNames = 4096
+)
+
+// symbols are the objects and functions of an image. They are read when one is asked
+// for. debug/elf would give them all as a slice with a string for each, be it for a
+// function or for nothing, and a hostile file may have a million of them that share
+// one long name: so only their form is taken from there.
+type symbols struct {
+	r      io.ReaderAt
+	table  *elf.Section // nil if there is none or it has been read
+	format elf.FileHeader
+	names  *elf.Section
+
+	pieces []piece
+	// known are names by their places.
+	known map[uint32]string
+}
+
+// piece is a range of addresses that belongs to a symbol and to no other inside it.
+type piece struct {
+	start, end uint64
+	base       uint64 // where the symbol begins
+	name       uint32 // place in the table of names
+}
+
+func symbolsOf(r io.ReaderAt, f *elf.File) symbols {
+	s := symbols{r: r, format: f.FileHeader}
+	// In files of other types values are no addresses.
+	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
+		return s
+	}
+	for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
+		t := f.SectionByType(kind)
+		if t == nil || t.FileSize > maxTable || int(t.Link) >= len(f.Sections) {
+			continue
+		}
+		if names := f.Sections[t.Link]; names.Type == elf.SHT_STRTAB && (t.Flags|names.Flags)&elf.SHF_COMPRESSED == 0 {
+			s.table, s.names = t, names
+			return s
+		}
+	}
+	return s
+}
+
+// at is the innermost symbol at a linked address and how far behind its beginning that
+// is; an empty name if there is none.
+func (s *symbols) at(addr uint64) (name string, offset uint64) {
+	if s.table != nil {
+		// What cannot be read has no symbols.
+		s.pieces, _ = s.read()
+		s.table = nil
+	}
+	i := sort.Search(len(s.pieces), func(i int) bool { return s.pieces[i].end > addr })
+	if i == len(s.pieces) || addr < s.pieces[i].start {
+		return "", 0
+	}
+	p := &s.pieces[i]
+	return s.name(p.name), addr - p.base
+}
+
+func (s *symbols) name(at uint32) string {
+	if name, ok := s.known[at]; ok {
+		return name
+	}
+	var b [maxName]byte
+	var name string
+	if uint64(at) < s.names.FileSize {
+		room := b[:min(uint64(len(b)), s.names.FileSize-uint64(at))]
+		n, _ := s.r.ReadAt(room, int64(s.names.Offset+uint64(at)))
+		if end := bytes.IndexByte(room[:n], 0); end >= 0 {
+			name = string(room[:end])
+		}
+	}
+	if s.known == nil || len(s.known) >= maxKeptNames {
+		s.known = map[uint32]string{}
+	}
+	s.known[at] = name
+	return name
+}
+
+// entry is a symbol that has a place.
+type entry struct {
+	start, end uint64
+	name       uint32
+	rank       uint8 // which of several names for the same thing is the best
+}
+
+// read reads the table in steps.
+func (s *symbols) read() ([]piece, error) {
+	const step = 4096 // entries
+	size := elf.Sym64Size
+	if s.format.Class == elf.ELFCLASS32 {
+		size = elf.Sym32Size
+	}
+	var entries []entry
+	b := make([]byte, step*size)
+	for off := uint64(0); off < s.table.FileSize; off += uint64(len(b)) {
+		part := b[:min(uint64(len(b)), s.table.FileSize-off)]
+		if _, err := s.r.ReadAt(part, int64(s.table.Offset+off)); err != nil {
+			return nil, err
+		}
+		for ; len(part) >= size; part = part[size:] {
+			if e, ok := s.decode(part); ok {
+				entries = append(entries, e)
+			}
+		}
+	}
+	slices.SortStableFunc(entries, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(b.end, a.end), cmp.Compare(b.rank, a.rank))
+	})
+	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.start == b.start && a.end == b.end })
+	return cut(entries), nil
+}
+
+func (s *symbols) decode(b []byte) (entry, bool) {
+	var (
+		order       = s.format.ByteOrder
+		info        byte
+		shndx       uint16
+		e           entry
+		value, size uint64
+	)
+	if s.format.Class == elf.ELFCLASS32 {
+		var sym elf.Sym32
+		info = b[unsafe.Offsetof(sym.Info)]
+		shndx = order.Uint16(b[unsafe.Offsetof(sym.Shndx):])
+		e.name = order.Uint32(b[unsafe.Offsetof(sym.Name):])
+		value = uint64(order.Uint32(b[unsafe.Offsetof(sym.Value):]))
+		size = uint64(order.Uint32(b[unsafe.Offsetof(sym.Size):]))
+	} else {
+		var sym elf.Sym64
+		info = b[unsafe.Offsetof(sym.Info)]
+		shndx = order.Uint16(b[unsafe.Offsetof(sym.Shndx):])
+		e.name = order.Uint32(b[unsafe.Offsetof(sym.Name):])
+		value = order.Uint64(b[unsafe.Offsetof(sym.Value):])
+		size = order.Uint64(b[unsafe.Offsetof(sym.Size):])
+	}
+	switch elf.SymType(info & 0xf) {
+	case elf.STT_OBJECT, elf.STT_COMMON, elf.STT_FUNC, elf.STT_GNU_IFUNC:
+	default:
+		return e, false
+	}
+	switch elf.SymBind(info >> 4) {
+	case elf.STB_GLOBAL:
+		e.rank = 2
+	case elf.STB_WEAK:
+		e.rank = 1
+	}
+	e.start, e.end = value, value+size
+	defined := elf.SectionIndex(shndx) != elf.SHN_UNDEF && elf.SectionIndex(shndx) != elf.SHN_ABS
+	return e, defined && e.end > e.start
+}
+
+// cut divides what symbols cover, in the order of their beginnings, so that each piece
+// belongs to the one that begins last.
+func cut(entries []entry) []piece {
+	var (
+		out  []piece
+		open []entry
+		at   uint64
+	)
+	until := func(next uint64) {
+		for len(open) > 0 {
+			top := open[len(open)-1]
+			if end := min(top.end, next); end > at {
+				out = append(out, piece{at, end, top.start, top.name})
+				at = end
+			}
+			if top.end > next {
+				break
+			}
+			open = open[:len(open)-1]
+		}
+		at = max(at, next)
+	}
+	for _, e := range entries {
+		until(e.start)
+		open = append(open, e)
+	}
+	until(^uint64(0))
+	return slices.Clip(out)
+}
