@@ -47,7 +47,7 @@ enum maple_type {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long di, si, dx, cx, r8, r9, ax, ip;
+	unsigned long di, si, dx, cx, r8, r9, ax, ip, sp;
 };
 struct bpf_perf_event_data {
 	struct pt_regs regs;
@@ -240,8 +240,12 @@ struct signal_struct {
 struct thread_struct {
 #if defined(__TARGET_ARCH_x86)
 	unsigned long error_code;
+	unsigned long fsbase;
 #else
 	unsigned long fault_code;
+	struct {
+		unsigned long tp_value;
+	} uw;
 #endif
 };
 

@@ -216,8 +216,11 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	st->rec.attempts = 1;
 	if (st->ignored)
 		return;
+	if (regs && st->rec.mode == MODE_USER)
+		st->user_sp = READ(typed, regs, sp);
 	name_task(&st->rec, task);
 	describe_vma(&st->rec, vma, typed, true);
+	label_stack(st, task);
 }
 
 static __always_inline void exit_mm_fault(__u32 ret)
@@ -334,6 +337,7 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 	struct beginning b = { .address = ctx[0], .mode = user ? MODE_USER : MODE_KERNEL };
 	struct pt_regs *regs = (void *)ctx[1];
 	__u64 error_code = ctx[2];
+	struct task_state *st;
 
 	if (direct_map)
 		b.mm = (__u64)READ_TASK(task, mm);
@@ -345,7 +349,10 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 					   ACCESS_READ;
 	b.flags = (error_code & PF_WRITE ? flag_write : 0) |
 		  (error_code & PF_INSTR ? flag_instruction : 0) | (user ? flag_user : 0);
-	return begin(task, find_state(task), &b);
+	st = begin(task, find_state(task), &b);
+	if (st && user)
+		st->user_sp = regs->sp;
+	return st;
 }
 
 /*

@@ -84,6 +84,7 @@ enum label {
 	LABEL_STACK,
 	LABEL_ANON_NAME, /* by prctl; named by a name record of the same hash */
 	LABEL_FILE,	 /* named by a name record of the same dev, ino and hash */
+	LABEL_THREAD_STACK,
 };
 
 /* Which parts of a fault_record hold knowledge. */

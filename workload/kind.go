@@ -94,6 +94,10 @@ func Kinds() []Kind {
 			"As root, enlarges the pool (vm.nr_hugepages) while it runs if it is too small.", hugetlbFlags,
 		},
 		{"shmem", "write to fresh shared memory, anonymous or of a memfd", "", shmemFlags},
+		{
+			"stack", "grow the stack of a thread page by page, and write elsewhere in its mapping in between",
+			"The thread has its stack and its TLS in one mapping, as those of pthread_create.", stackFlags,
+		},
 		{"swap", "write pages out to swap and read them back", "Needs swap space that is on.", swapFlags},
 		{
 			"segv", "touch some pages, then a bad address: the process dies of the signal",

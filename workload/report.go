@@ -98,6 +98,8 @@ type Range struct {
 	// PgOff is the offset in the mapped file of the page at Start, in pages. It is
 	// present for kind file only.
 	PgOff *int64 `json:"pgoff,omitempty"`
+	// Label is that of the mapping as tracers show it, where it is told.
+	Label string `json:"label,omitempty"`
 	// Touches are the exact addresses where they are not the start of each page.
 	Touches []Touch `json:"touches,omitempty"`
 }

@@ -41,6 +41,7 @@ var oracles = []struct {
 	{"user", []string{"reuse", "--pages", "128"}},
 	{"user", []string{"zero", "--pages", "128"}},
 	{"user", []string{"shmem", "--pages", "128"}},
+	{"user", []string{"stack", "--pages", "32"}},
 	{"kernel", []string{"kernel", "--pages", "256"}},
 	{"remote", []string{"remote", "--pages", "64"}},
 	{"user", []string{"uffd", "--pages", "16"}},
@@ -194,6 +195,9 @@ func checkRecord(t *testing.T, f *liveFault, hook string, rep *workload.Report) 
 			if hook != "perf" && r.FaultKind != "" && (words(f.Kind) != r.FaultKind || words(f.KindBy) != "exact") {
 				t.Errorf("kind %s by %s, want exactly %s", words(f.Kind), words(f.KindBy), r.FaultKind)
 			}
+			if want := labelOf(&r, hook); want != "" && (f.VMA == nil || words(f.VMA.Label) != want) {
+				t.Errorf("mapping %+v, want %s", f.VMA, want)
+			}
 			if r.PgOff != nil && f.PgOff != nil {
 				want := uint64(*r.PgOff) + (uint64(f.Address)-uint64(r.Start))/4096
 				if *f.PgOff != want {
@@ -205,6 +209,14 @@ func checkRecord(t *testing.T, f *liveFault, hook string, rep *workload.Report) 
 	if rep.Kind == "uffd" && f.Attempts != nil && *f.Attempts < 2 {
 		t.Errorf("%d attempts, want at least 2", *f.Attempts)
 	}
+}
+
+// labelOf is what a hook has to call the mapping of a range, empty if that is not known.
+func labelOf(r *workload.Range, hook string) string {
+	if hook == "perf" && strings.HasPrefix(r.Label, "[stack:") {
+		return "[anon]"
+	}
+	return r.Label
 }
 
 // NUMA balancing takes the permissions of pages away to hear of their use. Only the

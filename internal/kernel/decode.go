@@ -26,6 +26,8 @@ const (
 	labelStack    = 3
 	labelAnonName = 4
 	labelFile     = 5
+	// The stack of the thread that faults, if that is not its process's first.
+	labelThreadStack = 6
 
 	resultUnknown = 255
 )
@@ -231,7 +233,7 @@ func (d *decoder) place(f *fault.Fault, r *faultFaultRecord) {
 }
 
 func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
-	if name, ok := d.nameOf(r.Label, &r.File); ok {
+	if name, ok := d.nameOf(r.Label, r.Tid, &r.File); ok {
 		f.VMA.Label, f.VMA.Path, f.VMA.Deleted = name.label, name.path, name.deleted
 		if r.Label == labelAnon && f.VMA.Perm() == "---p" {
 			f.VMA.Label = "[guard]"
@@ -240,8 +242,8 @@ func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
 	}
 }
 
-// nameOf is the name for one of enum label.
-func (d *decoder) nameOf(label uint8, file *faultNameKey) (fileName, bool) {
+// nameOf is the name for one of enum label, of a mapping in which tid faults.
+func (d *decoder) nameOf(label uint8, tid uint32, file *faultNameKey) (fileName, bool) {
 	switch label {
 	case labelAnon:
 		return fileName{label: "[anon]"}, true
@@ -249,6 +251,8 @@ func (d *decoder) nameOf(label uint8, file *faultNameKey) (fileName, bool) {
 		return fileName{label: "[heap]"}, true
 	case labelStack:
 		return fileName{label: "[stack]"}, true
+	case labelThreadStack:
+		return fileName{label: fmt.Sprintf("[stack:%d]", tid)}, true
 	case labelAnonName:
 		name, ok := d.names[*file]
 		name.label = "[anon:" + name.label + "]"

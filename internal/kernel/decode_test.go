@@ -87,6 +87,20 @@ func TestFileName(t *testing.T) {
 	}
 }
 
+func TestDecodeThreadStack(t *testing.T) {
+	d := newDecoder(4096)
+	r := faultFaultRecord{
+		Type: recordFault, Known: 1 << 6, HostTid: 1012, Tid: 12, VmaStart: 0x7000_0000, VmaEnd: 0x7000_8000, Label: labelThreadStack,
+	}
+	if f, _ := d.decode(raw(&r)); !f.Is(fault.HasLabel) || f.VMA.Label != "[stack:12]" || f.VMA.Inode != 0 {
+		t.Errorf("%+v", f.VMA)
+	}
+	k := faultStatKey{Id: 11, Value: 0x7000_0000, Label: labelThreadStack, File: faultNameKey{Ino: 12}}
+	if got, want := d.key(&k), (fault.Key{ID: 11, Value: 0x7000_0000, Label: "[stack:12]"}); got != want {
+		t.Errorf("row %+v, want %+v", got, want)
+	}
+}
+
 func TestDecodeUnknown(t *testing.T) {
 	d := newDecoder(4096)
 	r := faultFaultRecord{Type: recordFault, StartNs: 9, EndNs: 9, Result: resultUnknown, VmaStart: 1, Label: labelHeap}

@@ -175,6 +175,7 @@ type faultTaskState struct {
 	ReclaimNs    uint64
 	CompactionNs uint64
 	FaultMm      uint64
+	UserSp       uint64
 	Table        uint64
 	TableMm      uint64
 	TableGib     uint64

@@ -262,7 +262,7 @@ var Columns = []Column{
 		key: "hook", raw: func(e *Encoder, b []byte, _ *fault.Fault) []byte { return append(b, e.session.Hook...) }, quoted: true,
 	},
 	{
-		Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [anon], [vdso] ... of the mapping",
+		Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [stack:TID], [anon], [vdso] ... of the mapping",
 		key: "label", ofVMA: true, json: appendLabelJSON,
 		name: func(b []byte, f *fault.Fault, limit int) []byte {
 			if !f.Is(fault.HasLabel) {
