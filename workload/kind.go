@@ -93,7 +93,7 @@ func Kinds() []Kind {
 			"hugetlb", "touch memory from the pool of huge pages: one fault each",
 			"As root, enlarges the pool (vm.nr_hugepages) while it runs if it is too small.", hugetlbFlags,
 		},
-		{"shmem", "write to fresh shared memory, anonymous or of a memfd", "", shmemFlags},
+		{"shmem", "write to fresh shared memory: anonymous, of a memfd or of System V", "", shmemFlags},
 		{
 			"stack", "grow the stack of a thread page by page, and write elsewhere in its mapping in between",
 			"The thread has its stack and its TLS in one mapping, as those of pthread_create.", stackFlags,

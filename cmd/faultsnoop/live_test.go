@@ -41,6 +41,8 @@ var oracles = []struct {
 	{"user", []string{"reuse", "--pages", "128"}},
 	{"user", []string{"zero", "--pages", "128"}},
 	{"user", []string{"shmem", "--pages", "128"}},
+	{"user", []string{"shmem", "--memfd", "--pages", "16"}},
+	{"user", []string{"shmem", "--sysv", "--pages", "16"}},
 	{"user", []string{"stack", "--pages", "32"}},
 	{"kernel", []string{"kernel", "--pages", "256"}},
 	{"remote", []string{"remote", "--pages", "64"}},

@@ -109,7 +109,7 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 func (d *decoder) addName(r *faultNameRecord) {
 	n := min(int(r.Len), len(r.Name))
 	text := string(unsafe.Slice((*byte)(unsafe.Pointer(&r.Name[0])), n))
-	d.names[r.Key] = makeFileName(text, r.Flags)
+	d.names[r.Key] = makeFileName(text, r.Flags, r.Key.Ino)
 }
 
 // The bits of enum name_flag.
@@ -126,17 +126,10 @@ type fileName struct {
 	deleted     bool
 }
 
-// internalFiles are files that the kernel makes for memory that no process opened a file
-// for, and what to call them (mm/shmem.c, mm/mmap.c).
-var internalFiles = map[string]string{
-	"dev/zero":      "[shmem]",
-	"anon_hugepage": "[hugetlb]",
-}
-
 // makeFileName puts the components of a path, of which the last comes first, in order.
-func makeFileName(text string, flags uint32) fileName {
+func makeFileName(text string, flags uint32, inode uint64) fileName {
 	if flags&namePath == 0 {
-		if label := internalFiles[text]; label != "" {
+		if label := process.InternalFile(text, inode); label != "" {
 			text = label
 		}
 		return fileName{label: text}

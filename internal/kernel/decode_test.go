@@ -75,13 +75,15 @@ func TestFileName(t *testing.T) {
 	}{
 		{"memfd:x", 0, fileName{label: "memfd:x"}},
 		{"dev/zero", 0, fileName{label: "[shmem]"}},
-		{"SYSV0000002a", 0, fileName{label: "SYSV0000002a"}},
+		{"anon_hugepage", 0, fileName{label: "[hugetlb]"}},
+		{"SYSV0000002a", 0, fileName{label: "[sysv:0x0000002a:7]"}},
+		{"SYSV0000002a\x00", namePath | nameDeleted, fileName{label: "SYSV0000002a", path: "/SYSV0000002a", deleted: true}},
 		{"c\x00b\x00a\x00", namePath, fileName{label: "c", path: "/a/b/c"}},
 		{"c\x00", namePath | nameDeleted, fileName{label: "c", path: "/c", deleted: true}},
 		{"c\x00b\x00", namePath | nameCut, fileName{label: "c", path: ".../b/c"}},
 		{"", namePath, fileName{path: "/"}},
 	} {
-		if got := makeFileName(tt.text, tt.flags); got != tt.want {
+		if got := makeFileName(tt.text, tt.flags, 7); got != tt.want {
 			t.Errorf("%q, flags %d: %+v, want %+v", tt.text, tt.flags, got, tt.want)
 		}
 	}

@@ -485,7 +485,8 @@ func appendKindBy(b []byte, f *fault.Fault) []byte {
 
 // appendOffset appends the offset in the mapped file, if it is one.
 func (e *Encoder) appendOffset(b []byte, f *fault.Fault, base int) []byte {
-	if !f.Is(fault.HasPgOff) || f.VMA.Inode == 0 {
+	// System V shared memory may have inode 0, but not device 0.
+	if !f.Is(fault.HasPgOff) || f.VMA.Inode == 0 && f.VMA.Dev == 0 {
 		return b
 	}
 	return strconv.AppendUint(b, f.FileOffset(e.session.PageSize), base)
