@@ -267,6 +267,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	st->raised = 0;
 	st->ignored = !selftest && (!st->wanted || !begin_matches(rec));
 	st->fault_mm = b->mm;
+	st->user_sp = 0;
 	st->off_since = 0;
 	for (int i = 0; i < WAITS; i++)
 		st->off_ns[i] = 0;

@@ -47,7 +47,7 @@ enum maple_type {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long di, si, dx, cx, r8, r9, ax, ip;
+	unsigned long di, si, dx, cx, r8, r9, ax, ip, sp;
 };
 struct bpf_perf_event_data {
 	struct pt_regs regs;
@@ -255,13 +255,29 @@ struct signal_struct {
 struct thread_struct {
 #if defined(__TARGET_ARCH_x86)
 	unsigned long error_code;
+	unsigned long fsbase;
 #else
 	unsigned long fault_code;
+	struct {
+		unsigned long tp_value;
+	} uw;
 #endif
+};
+
+/* throttle_count: with CONFIG_CFS_BANDWIDTH. */
+struct cfs_rq {
+	int throttle_count;
+};
+
+/* cfs_rq: with CONFIG_FAIR_GROUP_SCHED. */
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
 };
 
 struct task_struct {
 	int pid, tgid;
+	int prio;
+	struct sched_entity se;
 	char comm[16];
 	struct mm_struct *mm;
 	struct task_struct *group_leader;
@@ -283,6 +299,15 @@ struct task_struct___state {
 /* Linux before 5.14. */
 struct task_struct___old_state {
 	long state;
+};
+
+struct callback_head {
+	void *func;
+};
+
+/* Since 6.18, with CONFIG_CFS_BANDWIDTH. */
+struct task_struct___throttled {
+	struct callback_head sched_throttle_work;
 };
 
 /* The context of iter/task programs (kernel/bpf/task_iter.c). */

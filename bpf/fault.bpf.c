@@ -58,12 +58,34 @@ const volatile __u32 ret_oom = 0x1, ret_sigbus = 0x2, ret_major = 0x4, ret_hwpoi
 #define BUS_ADRERR 2
 #define BUS_MCEERR_AR 4
 
+/* include/linux/sched/prio.h: what is below runs by the rules of realtime. */
+#define MAX_RT_PRIO 100
+
+/*
+ * Whether a runnable task leaves its CPU because the CPU quota of its cgroup, or of one
+ * above, is used up. Its queue is throttled before sched_switch fires
+ * (put_prev_task_fair, check_cfs_rq_runtime). Since 6.18 ("sched/fair: Switch to task
+ * based throttle model") a task goes on until it returns to user mode, so never leaves
+ * in a fault for that, though its queue counts as throttled all the while.
+ */
+static __always_inline bool is_throttled(struct task_struct *task)
+{
+	struct cfs_rq *queue = NULL;
+
+	if (bpf_core_field_exists(((struct task_struct___throttled *)0)->sched_throttle_work) ||
+	    !bpf_core_field_exists(task->se.cfs_rq) ||
+	    !bpf_core_field_exists(queue->throttle_count))
+		return false;
+	queue = BPF_CORE_READ(task, se.cfs_rq);
+	return BPF_CORE_READ(queue, throttle_count) > 0 && BPF_CORE_READ(task, prio) >= MAX_RT_PRIO;
+}
+
 static __always_inline __u8 why_off(struct task_struct *task, bool preempt)
 {
 	__u32 state = state_of(task);
 
 	if (preempt || state == TASK_RUNNING)
-		return WAIT_PREEMPTED;
+		return is_throttled(task) ? WAIT_THROTTLED : WAIT_PREEMPTED;
 	if (BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait))
 		return WAIT_IO;
 	return (state & (TASK_UNINTERRUPTIBLE | TASK_WAKEKILL)) == TASK_UNINTERRUPTIBLE ?
@@ -216,8 +238,11 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	st->rec.attempts = 1;
 	if (st->ignored)
 		return;
+	if (regs && st->rec.mode == MODE_USER)
+		st->user_sp = READ(typed, regs, sp);
 	name_task(&st->rec, task);
 	describe_vma(&st->rec, vma, typed, true);
+	label_stack(st, task);
 }
 
 static __always_inline void exit_mm_fault(__u32 ret)
@@ -334,6 +359,7 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 	struct beginning b = { .address = ctx[0], .mode = user ? MODE_USER : MODE_KERNEL };
 	struct pt_regs *regs = (void *)ctx[1];
 	__u64 error_code = ctx[2];
+	struct task_state *st;
 
 	if (direct_map)
 		b.mm = (__u64)READ_TASK(task, mm);
@@ -345,7 +371,10 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 					   ACCESS_READ;
 	b.flags = (error_code & PF_WRITE ? flag_write : 0) |
 		  (error_code & PF_INSTR ? flag_instruction : 0) | (user ? flag_user : 0);
-	return begin(task, find_state(task), &b);
+	st = begin(task, find_state(task), &b);
+	if (st && user)
+		st->user_sp = regs->sp;
+	return st;
 }
 
 /*

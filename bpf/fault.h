@@ -84,6 +84,7 @@ enum label {
 	LABEL_STACK,
 	LABEL_ANON_NAME, /* by prctl; named by a name record of the same hash */
 	LABEL_FILE,	 /* named by a name record of the same dev, ino and hash */
+	LABEL_THREAD_STACK,
 };
 
 /* Which parts of a fault_record hold knowledge. */
@@ -108,7 +109,8 @@ enum wait {
 	WAIT_IO,	/* io_schedule: for the disk, or a page that is locked meanwhile */
 	WAIT_LOCK,	/* uninterruptible, not for I/O: locks of memory management */
 	WAIT_SLEEP,	/* may be ended by a signal: userfaultfd, FUSE */
-	WAITS,		/* a power of two */
+	WAIT_THROTTLED, /* its cgroup's CPU quota was used up */
+	WAITS = 8,	/* a power of two */
 };
 
 /* What identifies a mapped file and its present name. */

@@ -139,6 +139,9 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 		key->label = rec->known & KNOWN_VMA ? rec->label : LABEL_UNKNOWN;
 		if (key->label == LABEL_FILE || key->label == LABEL_ANON_NAME)
 			key->file = rec->file;
+		/* Its name is the thread's id. */
+		if (key->label == LABEL_THREAD_STACK)
+			key->file.ino = rec->tid;
 		break;
 	case BY_PAGE:
 		key->id = rec->pid;

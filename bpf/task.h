@@ -38,6 +38,7 @@ struct task_state {
 	__u64 task_since; /* when reclaim or compaction began, 0 outside of them */
 	__u64 reclaim_ns, compaction_ns;
 	__u64 fault_mm; /* the address space that the fault in flight is on */
+	__u64 user_sp;	/* stack pointer of a fault in user mode, 0 if it is not known */
 	__u64 table;	/* its page table of level 1 for the address, 0 if there is none */
 	__u64 table_mm; /* that, the GiB and the state of mappings for which table holds */
 	__u64 table_gib;

@@ -261,6 +261,59 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 		rec->label = LABEL_ANON;
 }
 
+/* How far from the stack pointer and the TLS base a thread's own memory may be. */
+#define STACK_SLACK (16ULL << 10)
+#define STACK_MAX (64ULL << 20)
+
+/*
+ * Whether a fault in a plain anonymous mapping is on the stack of its thread. To the
+ * kernel the stack of a thread other than the first is a mapping like any other, which
+ * is known by two things. The thread's stack pointer is in it; and the TLS base, which
+ * clone(CLONE_SETTLS) has set, is above that, since implementations of pthreads put
+ * the thread's descriptor at the upper end of its stack. Since the kernel joins
+ * mappings that touch, as stacks do which have their guard inside (glibc 2.42), only
+ * what is between the two is the stack, with what a function may touch below the
+ * stack pointer, and the descriptor.
+ *
+ * A runtime that has both in a heap of its own has no such stack. Go without cgo may
+ * have them in this order in one mapping; but by the x86-64 psABI the word at the TLS
+ * base is its own address, which Go's is not. On arm64 Go sets no TLS base.
+ */
+static __always_inline bool on_thread_stack(const struct task_state *st, struct task_struct *task)
+{
+	const struct fault_record *rec = &st->rec;
+	__u64 sp = st->user_sp, tls;
+
+	if (sp < rec->vma_start || sp >= rec->vma_end || rec->address + STACK_SLACK < sp)
+		return false;
+#if defined(__TARGET_ARCH_x86)
+	tls = READ_TASK(task, thread.fsbase);
+#else
+	tls = READ_TASK(task, thread.uw.tp_value);
+#endif
+	if (tls < sp || tls >= rec->vma_end || tls - sp > STACK_MAX ||
+	    rec->address >= tls + STACK_SLACK)
+		return false;
+#if defined(__TARGET_ARCH_x86)
+	__u64 self = 0;
+
+	if (bpf_probe_read_user(&self, sizeof(self), (void *)tls) || self != tls)
+		return false;
+#endif
+	return true;
+}
+
+/* The label of a mapping is for all of its addresses, that of a thread's stack for one. */
+static __always_inline void label_stack(struct task_state *st, struct task_struct *task)
+{
+	struct fault_record *rec = &st->rec;
+
+	if (rec->label == LABEL_THREAD_STACK)
+		rec->label = LABEL_ANON;
+	if (rec->label == LABEL_ANON && rec->backing == BACKING_ANON && on_thread_stack(st, task))
+		rec->label = LABEL_THREAD_STACK;
+}
+
 static __always_inline bool holds(struct vm_area_struct *vma, __u64 address)
 {
 	return address >= BPF_CORE_READ(vma, vm_start) && address < BPF_CORE_READ(vma, vm_end);
@@ -411,6 +464,7 @@ static __always_inline void find_vma(struct task_state *st, struct task_struct *
 	if (has_seq && st->vma_mm == (__u64)mm && st->vma_seq == seq &&
 	    rec->address >= rec->vma_start && rec->address < rec->vma_end) {
 		rec->known |= KNOWN_VMA;
+		label_stack(st, task);
 		return;
 	}
 	if (bpf_core_field_exists(((struct mm_struct___maple *)0)->mm_mt))
@@ -419,6 +473,7 @@ static __always_inline void find_vma(struct task_state *st, struct task_struct *
 		vma = find_in_rb(mm, rec->address);
 	if (vma && BPF_CORE_READ(vma, vm_mm) == mm && holds(vma, rec->address)) {
 		describe_vma(rec, vma, false, send);
+		label_stack(st, task);
 		st->vma_mm = has_seq && send ? (__u64)mm : 0;
 		st->vma_seq = seq;
 	}

@@ -163,7 +163,7 @@ func (c *vdsoChild) check() error {
 }
 
 func (c *vdsoChild) counted() Counted {
-	return Counted{Minflt: c.usage[1].Minflt - c.usage[0].Minflt, Majflt: c.usage[1].Majflt - c.usage[0].Majflt}
+	return growth(&c.usage[0], &c.usage[1])
 }
 
 // end lets the child exit and gives everything back.

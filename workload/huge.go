@@ -194,8 +194,10 @@ func (h *hugetlb) lay(p *plan) error {
 	if err != nil {
 		return fmt.Errorf("%w (are other huge pages reserved?)", err)
 	}
+	r := wholeRange(b, fault.Write, fault.HugeTLB, pool.pageSize)
+	r.Label = "[hugetlb]"
 	return p.addJob(&job{
-		ranges:  []Range{wholeRange(b, fault.Write, fault.HugeTLB, pool.pageSize)},
+		ranges:  []Range{r},
 		memory:  [][]byte{b},
 		toucher: p.writer(),
 	})

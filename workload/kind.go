@@ -93,7 +93,11 @@ func Kinds() []Kind {
 			"hugetlb", "touch memory from the pool of huge pages: one fault each",
 			"As root, enlarges the pool (vm.nr_hugepages) while it runs if it is too small.", hugetlbFlags,
 		},
-		{"shmem", "write to fresh shared memory, anonymous or of a memfd", "", shmemFlags},
+		{"shmem", "write to fresh shared memory: anonymous, of a memfd or of System V", "", shmemFlags},
+		{
+			"stack", "grow the stack of a thread page by page, and write elsewhere in its mapping in between",
+			"The thread has its stack and its TLS in one mapping, as those of pthread_create.", stackFlags,
+		},
 		{"swap", "write pages out to swap and read them back", "Needs swap space that is on.", swapFlags},
 		{
 			"segv", "touch some pages, then a bad address: the process dies of the signal",

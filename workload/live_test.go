@@ -195,6 +195,8 @@ func TestLiveExactness(t *testing.T) {
 		{"hugetlb --pages 2", "user", 2, 0},
 		{"shmem", "user", 1024, 0},
 		{"shmem --memfd", "user", 1024, 0},
+		{"shmem --sysv", "user", 1024, 0},
+		{"stack", "user", 128, 0},
 		{"swap --pages 64", "user", 64, 0},
 		{"storm --pages 1300 --cpus 1", "user", 1300, 0},
 		{"image", "user", 3 * pagesOf(aroundBytes), 0},

@@ -52,6 +52,8 @@ type job struct {
 	check func() error
 	// counted, if not nil, is the kernel's count of the faults, if not the thread's.
 	counted func() Counted
+	// taker, if not nil, is the thread that takes the faults, if it is another one; 0 before.
+	taker func() int
 	// last, if not nil, is called on the thread when the report is written.
 	last func()
 }

@@ -104,6 +104,8 @@ type Range struct {
 	Section      string `json:"section,omitempty"`
 	Symbol       string `json:"symbol,omitempty"`
 	SymbolOffset int64  `json:"symbol_offset,omitempty"`
+	// Label is that of the mapping as tracers show it, where it is told.
+	Label string `json:"label,omitempty"`
 	// Touches are the exact addresses where they are not the start of each page.
 	Touches []Touch `json:"touches,omitempty"`
 }

@@ -87,6 +87,9 @@ func (c *Command) report(p *plan, crew *crew) *Report {
 		if p.pid != 0 {
 			t.tid = p.pid
 		}
+		if t.job.taker != nil {
+			t.tid = t.job.taker()
+		}
 		r.Threads = append(r.Threads, Thread{TID: t.tid, Comm: t.comm.String(), Ranges: t.job.ranges, Counted: t.counted()})
 	}
 	r.total()
@@ -255,5 +258,10 @@ func (t *thread) counted() Counted {
 	if t.job.counted != nil {
 		return t.job.counted()
 	}
-	return Counted{Minflt: t.after.Minflt - t.before.Minflt, Majflt: t.after.Majflt - t.before.Majflt}
+	return growth(&t.before, &t.after)
+}
+
+// growth is what was counted between two readings.
+func growth(before, after *unix.Rusage) Counted {
+	return Counted{Minflt: after.Minflt - before.Minflt, Majflt: after.Majflt - before.Majflt}
 }

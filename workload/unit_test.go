@@ -61,6 +61,7 @@ func TestBadFlags(t *testing.T) {
 		{"touch --hold -1s", "must not be negative"},
 		{"file --cold --warm", "choose one"},
 		{"file --cold --around", "leave --cold out"},
+		{"shmem --memfd --sysv", "choose one"},
 		{"uffd --delay -1ms", "must not be negative"},
 		{"segv --how never", "must be one of maperr, accerr, sigbus"},
 		{"storm --cpus 0", "must be all or a number"},

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,9 @@ var oracles = []struct {
 	{"user", []string{"reuse", "--pages", "128"}},
 	{"user", []string{"zero", "--pages", "128"}},
 	{"user", []string{"shmem", "--pages", "128"}},
+	{"user", []string{"shmem", "--memfd", "--pages", "16"}},
+	{"user", []string{"shmem", "--sysv", "--pages", "16"}},
+	{"user", []string{"stack", "--pages", "32"}},
 	{"kernel", []string{"kernel", "--pages", "256"}},
 	{"remote", []string{"remote", "--pages", "64"}},
 	{"user", []string{"uffd", "--pages", "16"}},
@@ -200,6 +204,9 @@ func checkRecord(t *testing.T, f *liveFault, hook string, rep *workload.Report) 
 			if r.Section != "" && words(f.Section) != r.Section {
 				t.Errorf("section %s, want %s", words(f.Section), r.Section)
 			}
+			if want := labelOf(&r, hook); want != "" && (f.VMA == nil || words(f.VMA.Label) != want) {
+				t.Errorf("mapping %+v, want %s", f.VMA, want)
+			}
 			if r.PgOff != nil && f.PgOff != nil {
 				want := uint64(*r.PgOff) + (uint64(f.Address)-uint64(r.Start))/4096
 				if *f.PgOff != want {
@@ -227,6 +234,14 @@ func checkInferred(t *testing.T, f *liveFault, want string) {
 	if words(f.Kind) != want || words(f.KindBy) != by {
 		t.Errorf("kind %s by %s, want %s by %s", words(f.Kind), words(f.KindBy), want, by)
 	}
+}
+
+// labelOf is what a hook has to call the mapping of a range, empty if that is not known.
+func labelOf(r *workload.Range, hook string) string {
+	if hook == "perf" && strings.HasPrefix(r.Label, "[stack:") {
+		return "[anon]"
+	}
+	return r.Label
 }
 
 // NUMA balancing takes the permissions of pages away to hear of their use. Only the
@@ -285,6 +300,57 @@ func TestWorkloadsReclaim(t *testing.T) {
 		// At least the 47 MiB that do not fit have to be freed, at most a few MiB at a time.
 		if reclaimed == 0 {
 			t.Errorf("none of %d faults reclaimed memory", rep.Faults)
+		}
+	})
+}
+
+// A cgroup's CPU quota stops its threads wherever they are in the kernel, until Linux
+// 6.18 lets them return to user mode before. Clearing a huge page takes long, and can be
+// interrupted for it.
+func TestWorkloadsThrottled(t *testing.T) {
+	if os.Getenv(guestEnv) == "" {
+		t.Skip("needs the CPU controller of cgroup v2: the kernel matrix runs it")
+	}
+	const cgroup = "/sys/fs/cgroup/faultsnoop-throttled"
+	if err := os.Mkdir(cgroup, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(cgroup)
+	if err := os.WriteFile(cgroup+"/cpu.max", []byte("4000 20000"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
+		h := hold(t, self(t), "thp", "--pages", "12")
+		pid := strconv.Itoa(h.cmd.Process.Pid)
+		a := startArmed(t, hook, "-p", pid)
+		// Not before: what the program does at its start is not wanted to take long.
+		if err := os.WriteFile(cgroup+"/cgroup.procs", []byte(pid), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		rep := h.finish(t)
+		tr := a.stop(t, hook)
+		var throttled, long int
+		for _, f := range tr.inRange(rep) {
+			if words(f.Wait) != "throttled" {
+				continue
+			}
+			throttled++
+			if *f.OffCPU >= int64(5*time.Millisecond) {
+				long++
+			}
+		}
+		stat, err := os.ReadFile(cgroup + "/cpu.stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d of %d faults throttled, %d for 5 ms and more; %s", throttled, rep.Faults, long, strings.Join(strings.Fields(string(stat)), " "))
+		switch perTask := os.Getenv(guestEnv) == "7"; {
+		case strings.Contains(string(stat), "nr_throttled 0"):
+			t.Error("the cgroup was not throttled")
+		case perTask && throttled > 0:
+			t.Error("this kernel throttles no thread in a fault")
+		case !perTask && long == 0:
+			t.Error("no fault waited long for the quota of the next period")
 		}
 	})
 }

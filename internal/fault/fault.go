@@ -128,8 +128,9 @@ type VMA struct {
 	Inode      uint64
 	Dev        uint32 // kernel dev_t: major << 20 | minor
 	// Label is the name of the mapped file without its folder, or a name in
-	// brackets: [heap], [stack], [anon], [vdso]. Its bytes come from the traced
-	// process and may be hostile.
+	// brackets: [heap], [stack], [anon], [vdso]; [stack:TID] for an address on the stack
+	// of the thread TID if that is not its process's first. Its bytes come from the
+	// traced process and may be hostile.
 	Label string
 	// Path of the mapped file as its mount namespace has it, empty if it has none there
 	// (a memfd, for example) or the hook does not tell. Deleted says that the file had

@@ -26,6 +26,8 @@ const (
 	labelStack    = 3
 	labelAnonName = 4
 	labelFile     = 5
+	// The stack of the thread that faults, if that is not its process's first.
+	labelThreadStack = 6
 
 	resultUnknown = 255
 )
@@ -110,7 +112,7 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 func (d *decoder) addName(r *faultNameRecord) {
 	n := min(int(r.Len), len(r.Name))
 	text := string(unsafe.Slice((*byte)(unsafe.Pointer(&r.Name[0])), n))
-	d.names[r.Key] = makeFileName(text, r.Flags)
+	d.names[r.Key] = makeFileName(text, r.Flags, r.Key.Ino)
 }
 
 // The bits of enum name_flag.
@@ -127,17 +129,10 @@ type fileName struct {
 	deleted     bool
 }
 
-// internalFiles are files that the kernel makes for memory that no process opened a file
-// for, and what to call them (mm/shmem.c, mm/mmap.c).
-var internalFiles = map[string]string{
-	"dev/zero":      "[shmem]",
-	"anon_hugepage": "[hugetlb]",
-}
-
 // makeFileName puts the components of a path, of which the last comes first, in order.
-func makeFileName(text string, flags uint32) fileName {
+func makeFileName(text string, flags uint32, inode uint64) fileName {
 	if flags&namePath == 0 {
-		if label := internalFiles[text]; label != "" {
+		if label := process.InternalFile(text, inode); label != "" {
 			text = label
 		}
 		return fileName{label: text}
@@ -234,7 +229,7 @@ func (d *decoder) place(f *fault.Fault, r *faultFaultRecord) {
 }
 
 func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
-	if name, ok := d.nameOf(r.Label, &r.File); ok {
+	if name, ok := d.nameOf(r.Label, r.Tid, &r.File); ok {
 		f.VMA.Label, f.VMA.Path, f.VMA.Deleted = name.label, name.path, name.deleted
 		if r.Label == labelAnon && f.VMA.Perm() == "---p" {
 			f.VMA.Label = "[guard]"
@@ -243,8 +238,8 @@ func (d *decoder) label(f *fault.Fault, r *faultFaultRecord) {
 	}
 }
 
-// nameOf is the name for one of enum label.
-func (d *decoder) nameOf(label uint8, file *faultNameKey) (fileName, bool) {
+// nameOf is the name for one of enum label, of a mapping in which tid faults.
+func (d *decoder) nameOf(label uint8, tid uint32, file *faultNameKey) (fileName, bool) {
 	switch label {
 	case labelAnon:
 		return fileName{label: "[anon]"}, true
@@ -252,6 +247,8 @@ func (d *decoder) nameOf(label uint8, file *faultNameKey) (fileName, bool) {
 		return fileName{label: "[heap]"}, true
 	case labelStack:
 		return fileName{label: "[stack]"}, true
+	case labelThreadStack:
+		return fileName{label: fmt.Sprintf("[stack:%d]", tid)}, true
 	case labelAnonName:
 		name, ok := d.names[*file]
 		name.label = "[anon:" + name.label + "]"

@@ -75,15 +75,31 @@ func TestFileName(t *testing.T) {
 	}{
 		{"memfd:x", 0, fileName{label: "memfd:x"}},
 		{"dev/zero", 0, fileName{label: "[shmem]"}},
-		{"SYSV0000002a", 0, fileName{label: "SYSV0000002a"}},
+		{"anon_hugepage", 0, fileName{label: "[hugetlb]"}},
+		{"SYSV0000002a", 0, fileName{label: "[sysv:0x0000002a:7]"}},
+		{"SYSV0000002a\x00", namePath | nameDeleted, fileName{label: "SYSV0000002a", path: "/SYSV0000002a", deleted: true}},
 		{"c\x00b\x00a\x00", namePath, fileName{label: "c", path: "/a/b/c"}},
 		{"c\x00", namePath | nameDeleted, fileName{label: "c", path: "/c", deleted: true}},
 		{"c\x00b\x00", namePath | nameCut, fileName{label: "c", path: ".../b/c"}},
 		{"", namePath, fileName{path: "/"}},
 	} {
-		if got := makeFileName(tt.text, tt.flags); got != tt.want {
+		if got := makeFileName(tt.text, tt.flags, 7); got != tt.want {
 			t.Errorf("%q, flags %d: %+v, want %+v", tt.text, tt.flags, got, tt.want)
 		}
+	}
+}
+
+func TestDecodeThreadStack(t *testing.T) {
+	d := newDecoder(4096)
+	r := faultFaultRecord{
+		Type: recordFault, Known: 1 << 6, HostTid: 1012, Tid: 12, VmaStart: 0x7000_0000, VmaEnd: 0x7000_8000, Label: labelThreadStack,
+	}
+	if f, _ := d.decode(raw(&r)); !f.Is(fault.HasLabel) || f.VMA.Label != "[stack:12]" || f.VMA.Inode != 0 {
+		t.Errorf("%+v", f.VMA)
+	}
+	k := faultStatKey{Id: 11, Value: 0x7000_0000, Label: labelThreadStack, File: faultNameKey{Ino: 12}}
+	if got, want := d.key(&k), (fault.Key{ID: 11, Value: 0x7000_0000, Label: "[stack:12]"}); got != want {
+		t.Errorf("row %+v, want %+v", got, want)
 	}
 }
 

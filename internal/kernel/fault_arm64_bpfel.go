@@ -170,11 +170,12 @@ type faultTaskState struct {
 	MinFlt       uint64
 	MajFlt       uint64
 	OffSince     uint64
-	OffNs        [4]uint64
+	OffNs        [8]uint64
 	TaskSince    uint64
 	ReclaimNs    uint64
 	CompactionNs uint64
 	FaultMm      uint64
+	UserSp       uint64
 	Table        uint64
 	TableMm      uint64
 	TableGib     uint64

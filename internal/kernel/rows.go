@@ -122,13 +122,17 @@ func costOf(c *faultCost) fault.Cost {
 }
 
 func (d *decoder) key(k *faultStatKey) fault.Key {
-	name, _ := d.nameOf(k.Label, &k.File)
+	inode, tid := k.File.Ino, uint32(0)
+	if k.Label == labelThreadStack {
+		inode, tid = 0, uint32(inode)
+	}
+	name, _ := d.nameOf(k.Label, tid, &k.File)
 	label := name.label
 	if name.path != "" {
 		label = name.path
 	}
 	return fault.Key{
 		ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name)),
-		Label: label, Dev: k.File.Dev, Inode: k.File.Ino,
+		Label: label, Dev: k.File.Dev, Inode: inode,
 	}
 }

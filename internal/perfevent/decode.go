@@ -194,9 +194,9 @@ func mapping(b []byte, time uint64) process.Mapping {
 		Flags: uint64(u32(b, 56)) & fault.PermFlags("rwx"),
 		Dev:   process.Dev(u32(b, 32), u32(b, 36)),
 		Inode: u64(b, 40),
-		Path:  path, Label: process.Label(path),
-		ExactSince: process.Never, Since: time,
+		Path:  path, ExactSince: process.Never, Since: time,
 	}
+	m.Label, m.Deleted = process.Label(path, m.Inode)
 	if u32(b, 60)&unix.MAP_SHARED != 0 {
 		m.Flags |= fault.PermFlags("---s")
 	}

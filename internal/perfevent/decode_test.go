@@ -71,6 +71,8 @@ func TestDecode(t *testing.T) {
 	shared := library // VM_READ, VM_EXEC and VM_MAYSHARE
 	shared.Flags |= 0x80
 	shared.Path, shared.Label = "/memfd:x (deleted)", "memfd:x"
+	gone := library
+	gone.Path, gone.Label, gone.Deleted = "/usr/lib/old.so (deleted)", "old.so", true
 
 	for _, test := range []struct {
 		name string
@@ -103,6 +105,10 @@ func TestDecode(t *testing.T) {
 		{
 			"mmap2 shared", unix.PERF_RECORD_MMAP2, 2, mmap("/memfd:x (deleted)", unix.MAP_SHARED),
 			&record{kind: mapped, pid: 40, tid: 41, time: 50}, &side{mapping: shared},
+		},
+		{
+			"mmap2 of a deleted file", unix.PERF_RECORD_MMAP2, 2, mmap("/usr/lib/old.so (deleted)", unix.MAP_PRIVATE),
+			&record{kind: mapped, pid: 40, tid: 41, time: 50}, &side{mapping: gone},
 		},
 		{
 			"comm", unix.PERF_RECORD_COMM, 0, raw{}.u32(40, 41).text("worker").trailer(50),

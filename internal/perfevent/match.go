@@ -155,7 +155,7 @@ func (s *Session) locate(p *proc, f *fault.Fault) {
 	if m == nil {
 		return
 	}
-	f.VMA.Label = m.Label
+	f.VMA.Label, f.VMA.Deleted = m.Label, m.Deleted
 	f.Known |= fault.HasLabel
 	if off, ok := m.PgOffAt(f.Address); ok {
 		f.PgOff = off

@@ -25,8 +25,10 @@ type Mapping struct {
 	// Path is what the kernel prints for the mapping; empty for anonymous memory.
 	// Its bytes may be hostile.
 	Path string
-	// Label is the last element of Path, or a name in brackets.
-	Label string
+	// Label is the last element of Path, or a name in brackets. Deleted says that the
+	// file it is of has lost its name.
+	Label   string
+	Deleted bool
 	// ExactSince is when the bounds and flags became certain, in nanoseconds of
 	// CLOCK_MONOTONIC: 0 if they always were, [Never] if they are not.
 	ExactSince uint64
@@ -47,15 +49,45 @@ const deleted = " (deleted)"
 
 // Label names a mapping by the path that the kernel prints for it in
 // /proc/PID/maps or in a perf MMAP2 record (perf_event_mmap_event in
-// kernel/events/core.c, where anonymous memory is "//anon").
-func Label(path string) string {
+// kernel/events/core.c, where anonymous memory is "//anon"), and by its inode. gone
+// says that the file is in its folder no more.
+func Label(path string, inode uint64) (label string, gone bool) {
 	switch {
 	case path == "", path == "//anon":
-		return "[anon]"
+		return "[anon]", false
 	case path[0] == '[':
-		return path
+		return path, false
 	}
-	return filepath.Base(strings.TrimSuffix(path, deleted))
+	path, gone = strings.CutSuffix(path, deleted)
+	// What never was in a folder is printed as if it had been in the first one
+	// (simple_dname in fs/d_path.c).
+	if name := strings.TrimPrefix(path, "/"); gone {
+		if label := InternalFile(name, inode); label != "" {
+			return label, false
+		}
+		if strings.HasPrefix(name, "memfd:") {
+			return name, false
+		}
+	}
+	return filepath.Base(path), gone
+}
+
+// InternalFile is what to call a file that the kernel has made for memory for which no
+// process opened a file, by the name and inode that it has then (mm/shmem.c, mm/mmap.c,
+// ipc/shm.c). It is empty for other files.
+func InternalFile(name string, inode uint64) string {
+	switch name {
+	case "dev/zero":
+		return "[shmem]"
+	case "anon_hugepage":
+		return "[hugetlb]"
+	}
+	// The inode's number is the id of the segment (newseg).
+	key, ok := strings.CutPrefix(name, "SYSV")
+	if _, err := strconv.ParseUint(key, 16, 32); !ok || err != nil || len(key) != 8 {
+		return ""
+	}
+	return fmt.Sprintf("[sysv:0x%s:%d]", key, inode)
 }
 
 // FilePath is the path of a mapped file by what the kernel prints for the mapping, and
@@ -167,12 +199,13 @@ func parseMapping(line string) (Mapping, error) {
 		Path:  unescape(strings.TrimLeft(rest, " ")),
 	}
 	// Named anonymous memory ([anon:NAME], PR_SET_VMA_ANON_NAME) is anonymous still.
-	m.Label = Label(m.Path)
+	m.Label, m.Deleted = Label(m.Path, inode)
 	if strings.HasPrefix(m.Label, "[anon") {
 		m.Label = "[anon]"
 	}
-	// The offset of a mapping without a file is not shown: the field is 0 then.
-	m.HasPgOff = inode != 0
+	// The offset of a mapping without a file is not shown: the field is 0 then. System V
+	// shared memory may have inode 0, but not device 0.
+	m.HasPgOff = inode != 0 || m.Dev != 0
 	return m, nil
 }
 

@@ -3,6 +3,7 @@ package process
 import (
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"syscall"
@@ -17,6 +18,35 @@ const (
 	vmRead     = 0x1
 	vmMayShare = 0x80
 )
+
+func TestLabel(t *testing.T) {
+	for path, want := range map[string]string{
+		"":                            "[anon]",
+		"//anon":                      "[anon]",
+		"[heap]":                      "[heap]",
+		"/usr/lib/libc.so.6":          "libc.so.6",
+		"/usr/lib/gone.so (deleted)":  "gone.so deleted",
+		"/memfd:a/b (deleted)":        "memfd:a/b",
+		"/tmp/memfd:a (deleted)":      "memfd:a deleted",
+		"/dev/zero":                   "zero",
+		"/dev/zero (deleted)":         "[shmem]",
+		"/anon_hugepage (deleted)":    "[hugetlb]",
+		"/SYSV00000000 (deleted)":     "[sysv:0x00000000:32768]",
+		"/SYSVff00002a (deleted)":     "[sysv:0xff00002a:32768]",
+		"/SYSV0000002a":               "SYSV0000002a",
+		"/SYSV2a (deleted)":           "SYSV2a deleted",
+		"/SYSV0000002x (deleted)":     "SYSV0000002x deleted",
+		"/tmp/SYSV0000002a (deleted)": "SYSV0000002a deleted",
+	} {
+		got, gone := Label(path, 32768)
+		if gone {
+			got += " deleted"
+		}
+		if got != want {
+			t.Errorf("%q is called %q, want %q", path, got, want)
+		}
+	}
+}
 
 func TestParseMapping(t *testing.T) {
 	for _, test := range []struct {
@@ -35,6 +65,13 @@ func TestParseMapping(t *testing.T) {
 			Mapping{
 				Start: 0x1000, End: 0x2000, HasPgOff: true, Flags: vmRead | vmWrite | vmMayShare,
 				Dev: 1, Inode: 77, Path: "/memfd:a b\nc (deleted)", Label: "memfd:a b\nc",
+			},
+		},
+		{
+			"1000-2000 rw-s 00001000 00:01 0                          /SYSV0000002a (deleted)",
+			Mapping{
+				Start: 0x1000, End: 0x2000, PgOff: 1, HasPgOff: true, Flags: vmRead | vmWrite | vmMayShare,
+				Dev: 1, Path: "/SYSV0000002a (deleted)", Label: "[sysv:0x0000002a:0]",
 			},
 		},
 		{
@@ -375,8 +412,8 @@ func TestSelf(t *testing.T) {
 		t.Errorf("status %+v, %v", st, err)
 	}
 	exe, _ := os.Executable()
-	if name, err := Executable(pid); err != nil || name == "" || Label(exe) != name {
-		t.Errorf("executable %q, %v, want %q", name, err, Label(exe))
+	if name, err := Executable(pid); err != nil || name != filepath.Base(exe) {
+		t.Errorf("executable %q, %v, want %q", name, err, exe)
 	}
 	if !ProcIsOurs() || !Alive(pid) || Alive(1<<22+1) {
 		t.Error("this process is not seen alive, or one that cannot be is")
@@ -396,7 +433,7 @@ func TestSelf(t *testing.T) {
 	var s Space
 	s.Confirm(list, Now())
 	m := s.Find(uint64(uintptr(unsafe.Pointer(&page[pageSize]))))
-	if m == nil || m.Label != "zero" || m.Flags != vmRead|vmMayShare {
+	if m == nil || m.Label != "[shmem]" || m.Flags != vmRead|vmMayShare {
 		t.Fatalf("shared anonymous memory is %+v", m)
 	}
 	if off, ok := m.PgOffAt(m.Start + pageSize); !ok || off != 1 {

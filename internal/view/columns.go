@@ -207,7 +207,7 @@ var Columns = []Column{
 		text: known(fault.HasOffCPU, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.OffCPU) }),
 	},
 	{
-		Name: "wait", Title: "WAIT", Width: 9, left: true, Help: "why, for the most of it: preempted, io, lock (uninterruptible, not for I/O) or sleep (as for userfaultfd)",
+		Name: "wait", Title: "WAIT", Width: 9, left: true, Help: "why, for the most of it: preempted, throttled (the CPU quota of its cgroup was used up), io, lock (uninterruptible, not for I/O) or sleep (as for userfaultfd)",
 		key: "wait", raw: known(fault.HasOffCPU, appendWait), quoted: true,
 	},
 	{
@@ -286,7 +286,7 @@ var Columns = []Column{
 		key: "hook", raw: func(e *Encoder, b []byte, _ *fault.Fault) []byte { return append(b, e.session.Hook...) }, quoted: true,
 	},
 	{
-		Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [anon], [vdso] ... of the mapping",
+		Name: "mapping", Title: "MAPPING", Width: 20, left: true, Help: "file name, [heap], [stack], [stack:TID], [anon], [vdso] ... of the mapping",
 		key: "label", ofVMA: true, json: appendLabelJSON,
 		name: func(b []byte, f *fault.Fault, limit int) []byte {
 			if !f.Is(fault.HasLabel) {
@@ -518,7 +518,8 @@ func appendKindBy(b []byte, f *fault.Fault) []byte {
 
 // appendOffset appends the offset in the mapped file, if it is one.
 func (e *Encoder) appendOffset(b []byte, f *fault.Fault, base int) []byte {
-	if !f.Is(fault.HasPgOff) || f.VMA.Inode == 0 {
+	// System V shared memory may have inode 0, but not device 0.
+	if !f.Is(fault.HasPgOff) || f.VMA.Inode == 0 && f.VMA.Dev == 0 {
 		return b
 	}
 	return strconv.AppendUint(b, f.FileOffset(e.session.PageSize), base)
