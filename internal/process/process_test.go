@@ -239,12 +239,13 @@ func TestSpaceConfirm(t *testing.T) {
 	s.Insert(span(10, 20, "[anon]", 10)) // unchanged
 	s.Insert(span(30, 40, "[anon]", 30)) // to be split by madvise
 	s.Insert(span(50, 60, "gone", 0))    // to be unmapped
+	s.Insert(span(85, 90, "[anon]", 85)) // to be merged with what is mapped below it
 	anon := func(a, b uint64) Mapping {
 		m := span(a, b, "[anon]", 0)
 		m.HasPgOff = false
 		return m
 	}
-	s.Confirm([]Mapping{anon(10, 20), anon(30, 33), anon(33, 40), anon(70, 80)}, 1000)
+	s.Confirm([]Mapping{anon(10, 20), anon(30, 33), anon(33, 40), anon(70, 80), anon(82, 90)}, 1000)
 
 	for _, test := range []struct {
 		page, at uint64
@@ -259,6 +260,9 @@ func TestSpaceConfirm(t *testing.T) {
 		{55, 500, "gone", false, 5},
 		{75, 500, "[anon]", false, 0},
 		{75, 1000, "[anon]", true, 0},
+		{87, 500, "[anon]", false, 87},
+		{87, 1000, "[anon]", true, 87},
+		{83, 1000, "[anon]", true, 83},
 	} {
 		m := s.Find(test.page * pageSize)
 		if m == nil {

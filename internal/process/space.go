@@ -129,9 +129,7 @@ func (s *Space) Confirm(list []Mapping, at uint64) {
 	for _, m := range list {
 		m.ExactSince, m.listed = at, at
 		m.Since, m.Written = s.history(&m, at)
-		i := s.after(m.Start)
-		if i < len(s.maps) && s.maps[i].Start <= m.Start && s.maps[i].same(&m) {
-			old := &s.maps[i]
+		if old := s.within(&m); old != nil {
 			if old.Start == m.Start && old.End == m.End && !old.cut {
 				if old.ExactSince == Never {
 					old.ExactSince = 0
@@ -140,7 +138,9 @@ func (s *Space) Confirm(list []Mapping, at uint64) {
 				continue
 			}
 			if !m.HasPgOff && old.HasPgOff {
-				m.PgOff, m.HasPgOff = old.pgOffAt(m.Start), true
+				// Only what is contiguous in its file, too, is merged.
+				at := max(m.Start, old.Start)
+				m.PgOff, m.HasPgOff = old.pgOffAt(at)-(at-m.Start)/pageSize, true
 			}
 		}
 		s.Insert(m)
@@ -160,4 +160,14 @@ func (s *Space) history(m *Mapping, at uint64) (since uint64, written bool) {
 		next = s.maps[i].End
 	}
 	return since, written
+}
+
+// within is the first known mapping that m may be, or have been split from or merged with.
+func (s *Space) within(m *Mapping) *Mapping {
+	for i := s.after(m.Start); i < len(s.maps) && s.maps[i].Start < m.End; i++ {
+		if s.maps[i].same(m) {
+			return &s.maps[i]
+		}
+	}
+	return nil
 }
