@@ -43,9 +43,9 @@ type Session struct {
 	self     uint32 // our own process
 	onlyTIDs map[uint32]bool
 	kinds    []fault.Kind // only these are wanted, of a fault that matches else
-	cgroup   string // path as in /proc/PID/cgroup
-	readProc bool   // /proc shows our pids
-	hostIDs  bool   // our pids are those of the whole machine
+	cgroup   string       // path as in /proc/PID/cgroup
+	readProc bool         // /proc shows our pids
+	hostIDs  bool         // our pids are those of the whole machine
 
 	stopped bool
 	started bool // the command's exec was seen
