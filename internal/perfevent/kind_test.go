@@ -63,6 +63,9 @@ func TestKind(t *testing.T) {
 				t.Errorf("%s %+v: %v, want %v", perm, e, got, want)
 			}
 			known[want]++
+			if want != fault.KindUnknown && want != fault.Swap && !Tells(want) {
+				t.Errorf("%v is told, but said to be never", want)
+			}
 		}
 	}
 	if len(known) != 6 {
@@ -322,7 +325,7 @@ func TestFilterByKind(t *testing.T) {
 	if int64(len(faults)) != rep.Faults || slices.ContainsFunc(faults, func(f fault.Fault) bool { return f.Kind != fault.Device }) {
 		t.Errorf("%d records of %d faults: %+v", len(faults), rep.Faults, faults)
 	}
-	s, rep, faults := runUntilLooked(t, fault.Filter{Kinds: []fault.Kind{fault.Anon}}, "touch", "--pages", "20")
+	s, rep, faults := runUntilLooked(t, fault.Filter{Kinds: []fault.Kind{fault.Anon, fault.File}}, "touch", "--pages", "20")
 	if c, _ := s.Counters(); len(faults) != 0 || c.Seen != 0 || int64(c.Filtered) < rep.Faults {
 		t.Errorf("%d records, counters %+v", len(faults), c)
 	}
