@@ -343,7 +343,11 @@ func TestKindOfMoved(t *testing.T) {
 		t.Fatal(got)
 	}
 	s := open(t, Options{Filter: fault.Filter{PIDs: []uint32{uint32(c.pid())}}})
-	_, faults := finish(t, s, c)
+	c.release()
+	c.wait() // nobody can look any more
+	done := make(chan struct{})
+	close(done)
+	faults, _ := collect(t, s, done)
 	moved := slices.DeleteFunc(faults, func(f fault.Fault) bool { return f.Address != movedTo })
 	if len(moved) != 1 || moved[0].Is(fault.HasKind) {
 		t.Errorf("%d records, want one without a kind: %+v", len(moved), moved)
@@ -376,6 +380,5 @@ func moveOver(name string) error {
 		return err
 	}
 	*(*byte)(moved) = 1
-	time.Sleep(300 * time.Millisecond) // with what is mapped now
 	return nil
 }
