@@ -14,6 +14,7 @@ import (
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
+	"faultsnoop/internal/perfevent"
 	"faultsnoop/internal/view"
 )
 
@@ -187,6 +188,8 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
+	case o.hook == string(kernel.Perf) && len(o.kinds) > 0 && !slices.ContainsFunc(o.kinds, perfevent.Tells):
+		return usagef("--hook perf cannot tell any of these kinds: leave --kind out, or --hook")
 	}
 	if err := kernel.CheckPatterns(o.comms); err != nil {
 		return usagef("%w", err)

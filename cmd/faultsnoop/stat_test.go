@@ -268,10 +268,10 @@ func TestStatUsage(t *testing.T) {
 		"stat --by kind,page,cpu,uid,access":      "5 tables, at most 4",
 		"stat --json --csv":                       "contradict",
 		"stat --kind unknown":                     "--kind",
-		"stat --hook perf --kind cow":             "--hook perf does not know what the kernel did",
+		"stat --hook perf --kind cow":             "--hook perf cannot tell any of these kinds",
 		"stat --columns pid":                      "unknown flag",
 		"stat -i 0s":                              "-i",
-		"trace --hook perf --kind anon,cow":       "--hook perf does not know what the kernel did",
+		"trace --hook perf --kind anon,cow":       "--hook perf cannot tell any of these kinds",
 		"trace --kind anon,cowfile":               "cowfile",
 		"stat --by process,process -d 10ms extra": "unexpected argument",
 	} {

@@ -14,6 +14,17 @@ const (
 	device // a driver, or the kernel itself as for [vdso]
 )
 
+// Tells reports whether this hook can ever tell that a fault is of a kind.
+func Tells(kind fault.Kind) bool {
+	switch kind {
+	case fault.File, fault.Shmem, fault.HugeTLB, fault.Device:
+		return true
+	case fault.Swap:
+		return !hasUserfaultfd()
+	}
+	return false
+}
+
 // evidence is what the kind of a fault is concluded from: much less than BPF programs
 // have. A fault of it was resolved.
 type evidence struct {

@@ -63,6 +63,9 @@ func TestKind(t *testing.T) {
 				t.Errorf("%s %+v: %v, want %v", perm, e, got, want)
 			}
 			known[want]++
+			if want != fault.KindUnknown && want != fault.Swap && !Tells(want) {
+				t.Errorf("%v is told, but said to be never", want)
+			}
 		}
 	}
 	if len(known) != 6 {
@@ -322,7 +325,7 @@ func TestFilterByKind(t *testing.T) {
 	if int64(len(faults)) != rep.Faults || slices.ContainsFunc(faults, func(f fault.Fault) bool { return f.Kind != fault.Device }) {
 		t.Errorf("%d records of %d faults: %+v", len(faults), rep.Faults, faults)
 	}
-	s, rep, faults := runUntilLooked(t, fault.Filter{Kinds: []fault.Kind{fault.Anon}}, "touch", "--pages", "20")
+	s, rep, faults := runUntilLooked(t, fault.Filter{Kinds: []fault.Kind{fault.Anon, fault.File}}, "touch", "--pages", "20")
 	if c, _ := s.Counters(); len(faults) != 0 || c.Seen != 0 || int64(c.Filtered) < rep.Faults {
 		t.Errorf("%d records, counters %+v", len(faults), c)
 	}
@@ -340,7 +343,11 @@ func TestKindOfMoved(t *testing.T) {
 		t.Fatal(got)
 	}
 	s := open(t, Options{Filter: fault.Filter{PIDs: []uint32{uint32(c.pid())}}})
-	_, faults := finish(t, s, c)
+	c.release()
+	c.wait() // nobody can look any more
+	done := make(chan struct{})
+	close(done)
+	faults, _ := collect(t, s, done)
 	moved := slices.DeleteFunc(faults, func(f fault.Fault) bool { return f.Address != movedTo })
 	if len(moved) != 1 || moved[0].Is(fault.HasKind) {
 		t.Errorf("%d records, want one without a kind: %+v", len(moved), moved)
@@ -373,6 +380,5 @@ func moveOver(name string) error {
 		return err
 	}
 	*(*byte)(moved) = 1
-	time.Sleep(300 * time.Millisecond) // with what is mapped now
 	return nil
 }

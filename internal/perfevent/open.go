@@ -38,6 +38,8 @@ func (o *Options) validate() error {
 	switch {
 	case flt.Access != nil:
 		return errors.New("filtering by access: perf events do not tell read, write and exec apart; " + remedy)
+	case len(flt.Kinds) > 0 && !slices.ContainsFunc(flt.Kinds, Tells):
+		return errors.New("filtering by kind: none of these can be told from perf events; " + remedy)
 	case flt.Mode != nil && *flt.Mode == fault.Remote:
 		return errors.New("filtering by mode: perf events do not fire for remote faults; " + remedy)
 	case flt.MinLatency > 0 && o.NoEntries:
