@@ -86,8 +86,8 @@ type Fault struct {
 	// (linear_page_index in include/linux/pagemap.h); for anonymous memory likewise.
 	PgOff uint64
 	VMA   VMA
-	// Continues is the mapping of a file that ends where an anonymous VMA begins, if the
-	// source knows it: that of a program's .data comes before its .bss.
+	// Continues is the mapping of a file that the anonymous memory of the fault begins
+	// behind, if the source knows it: that of a program's .data comes before its .bss.
 	Continues *VMA
 
 	// Section is the section of an ELF file that holds the address, and Symbol the object or

@@ -204,11 +204,10 @@ func (s *Session) holdsUserfault(p *proc) bool {
 	return p.userfault
 }
 
-// continued is the mapping of a file that ends where anonymous memory begins. What is
-// known of it by an event is the part of the file that a loader has mapped.
+// continued is the mapping of a file that anonymous memory begins behind.
 func continued(p *proc, m *process.Mapping) *fault.VMA {
-	of := p.space.Before(m)
-	if of == nil || of.Inode == 0 || !of.HasPgOff {
+	of := p.space.Continued(m)
+	if of == nil || !of.HasPgOff {
 		return nil
 	}
 	path, gone := process.FilePath(of.Path)

@@ -200,18 +200,21 @@ func TestSpaceFind(t *testing.T) {
 	}
 }
 
-func TestSpaceBefore(t *testing.T) {
+func TestSpaceContinued(t *testing.T) {
 	var s Space
-	s.Insert(span(10, 20, "file", 0))
-	s.Insert(span(20, 30, "[anon]", 0))
-	s.Insert(span(31, 40, "[anon]", 0))
-	for page, want := range map[uint64]string{10: "", 20: "file", 31: ""} {
+	file := span(10, 20, "file", 0)
+	file.Inode = 1
+	s.Insert(file)
+	for _, m := range []Mapping{span(20, 30, "[anon]", 0), span(30, 31, "[anon]", 0), span(32, 40, "[anon]", 0)} {
+		s.Insert(m)
+	}
+	for page, want := range map[uint64]string{10: "", 20: "file", 30: "file", 32: ""} {
 		var got string
-		if m := s.Before(s.Find(page * pageSize)); m != nil {
+		if m := s.Continued(s.Find(page * pageSize)); m != nil {
 			got = m.Label
 		}
 		if got != want {
-			t.Errorf("before page %d: %q, want %q", page, got, want)
+			t.Errorf("page %d continues %q, want %q", page, got, want)
 		}
 	}
 }

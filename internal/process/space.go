@@ -61,11 +61,20 @@ func (s *Space) Find(addr uint64) *Mapping {
 	return nil
 }
 
-// Before returns the mapping that ends where m, which Find has returned, begins, or nil.
-func (s *Space) Before(m *Mapping) *Mapping {
-	i := s.after(m.Start)
-	if i > 0 && s.maps[i-1].End == m.Start {
-		return &s.maps[i-1]
+// maxParts bounds how many mappings one piece of anonymous memory is looked for in.
+const maxParts = 64
+
+// Continued returns the mapping of a file right behind which the memory of m begins,
+// which Find has returned, or nil. Parts of that memory may have been given other
+// rights or flags.
+func (s *Space) Continued(m *Mapping) *Mapping {
+	start := m.Start
+	last := s.after(m.Start) - 1
+	for i := last; i >= 0 && last-i < maxParts && s.maps[i].End == start; i-- {
+		if s.maps[i].Inode != 0 {
+			return &s.maps[i]
+		}
+		start = s.maps[i].Start
 	}
 	return nil
 }

@@ -348,6 +348,21 @@ func BenchmarkResolve(b *testing.B) {
 		}
 		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(batch)), "ns/record")
 	})
+	b.Run("heap", func(b *testing.B) {
+		heap := slices.Clone(batch)
+		for i := range heap {
+			f := &heap[i]
+			f.HostPID, f.VMA = 1<<22, fault.VMA{Start: 0x10000, End: 0x20000, Label: "[heap]"}
+		}
+		p := r.process(&heap[0])
+		for i := range uint64(64) {
+			p.add(tail{of: fault.VMA{Start: i << 20, End: (i + 1) << 20, Inode: 1}, end: (i+1)<<20 + 1})
+		}
+		for b.Loop() {
+			r.Resolve(heap)
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(heap)), "ns/record")
+	})
 	b.Run("open", func(b *testing.B) {
 		for b.Loop() {
 			r := NewResolver(Options{PageSize: page, Symbols: true})
