@@ -249,8 +249,20 @@ struct thread_struct {
 #endif
 };
 
+/* throttle_count: with CONFIG_CFS_BANDWIDTH. */
+struct cfs_rq {
+	int throttle_count;
+};
+
+/* cfs_rq: with CONFIG_FAIR_GROUP_SCHED. */
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
+};
+
 struct task_struct {
 	int pid, tgid;
+	int prio;
+	struct sched_entity se;
 	char comm[16];
 	struct mm_struct *mm;
 	struct task_struct *group_leader;
@@ -272,6 +284,15 @@ struct task_struct___state {
 /* Linux before 5.14. */
 struct task_struct___old_state {
 	long state;
+};
+
+struct callback_head {
+	void *func;
+};
+
+/* Since 6.18, with CONFIG_CFS_BANDWIDTH. */
+struct task_struct___throttled {
+	struct callback_head sched_throttle_work;
 };
 
 /* The context of iter/task programs (kernel/bpf/task_iter.c). */

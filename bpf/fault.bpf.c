@@ -58,12 +58,34 @@ const volatile __u32 ret_oom = 0x1, ret_sigbus = 0x2, ret_major = 0x4, ret_hwpoi
 #define BUS_ADRERR 2
 #define BUS_MCEERR_AR 4
 
+/* include/linux/sched/prio.h: what is below runs by the rules of realtime. */
+#define MAX_RT_PRIO 100
+
+/*
+ * Whether a runnable task leaves its CPU because the CPU quota of its cgroup, or of one
+ * above, is used up. Its queue is throttled before sched_switch fires
+ * (put_prev_task_fair, check_cfs_rq_runtime). Since 6.18 ("sched/fair: Switch to task
+ * based throttle model") a task goes on until it returns to user mode, so never leaves
+ * in a fault for that, though its queue counts as throttled all the while.
+ */
+static __always_inline bool is_throttled(struct task_struct *task)
+{
+	struct cfs_rq *queue = NULL;
+
+	if (bpf_core_field_exists(((struct task_struct___throttled *)0)->sched_throttle_work) ||
+	    !bpf_core_field_exists(task->se.cfs_rq) ||
+	    !bpf_core_field_exists(queue->throttle_count))
+		return false;
+	queue = BPF_CORE_READ(task, se.cfs_rq);
+	return BPF_CORE_READ(queue, throttle_count) > 0 && BPF_CORE_READ(task, prio) >= MAX_RT_PRIO;
+}
+
 static __always_inline __u8 why_off(struct task_struct *task, bool preempt)
 {
 	__u32 state = state_of(task);
 
 	if (preempt || state == TASK_RUNNING)
-		return WAIT_PREEMPTED;
+		return is_throttled(task) ? WAIT_THROTTLED : WAIT_PREEMPTED;
 	if (BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait))
 		return WAIT_IO;
 	return (state & (TASK_UNINTERRUPTIBLE | TASK_WAKEKILL)) == TASK_UNINTERRUPTIBLE ?

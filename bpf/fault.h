@@ -109,7 +109,8 @@ enum wait {
 	WAIT_IO,	/* io_schedule: for the disk, or a page that is locked meanwhile */
 	WAIT_LOCK,	/* uninterruptible, not for I/O: locks of memory management */
 	WAIT_SLEEP,	/* may be ended by a signal: userfaultfd, FUSE */
-	WAITS,		/* a power of two */
+	WAIT_THROTTLED, /* its cgroup's CPU quota was used up */
+	WAITS = 8,	/* a power of two */
 };
 
 /* What identifies a mapped file and its present name. */

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -277,6 +278,61 @@ func TestWorkloadsReclaim(t *testing.T) {
 		// At least the 47 MiB that do not fit have to be freed, at most a few MiB at a time.
 		if reclaimed == 0 {
 			t.Errorf("none of %d faults reclaimed memory", rep.Faults)
+		}
+	})
+}
+
+// A cgroup's CPU quota stops its threads wherever they are in the kernel, until Linux
+// 6.18 lets them return to user mode before. Clearing a huge page takes long, and can be
+// interrupted for it.
+func TestWorkloadsThrottled(t *testing.T) {
+	if os.Getenv(guestEnv) == "" {
+		t.Skip("needs the CPU controller of cgroup v2: the kernel matrix runs it")
+	}
+	const cgroup = "/sys/fs/cgroup/faultsnoop-throttled"
+	if err := os.Mkdir(cgroup, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(cgroup)
+	if err := os.WriteFile(cgroup+"/cpu.max", []byte("4000 20000"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
+		h := hold(t, self(t), "thp", "--pages", "12")
+		pid := strconv.Itoa(h.cmd.Process.Pid)
+		a := startArmed(t, hook, "-p", pid)
+		// Not before: what the program does at its start is not wanted to take long.
+		if err := os.WriteFile(cgroup+"/cgroup.procs", []byte(pid), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		rep := h.finish(t)
+		tr := a.stop(t, hook)
+		var throttled, long int
+		var off time.Duration
+		for _, f := range tr.inRange(rep) {
+			if f.OffCPU != nil {
+				off += time.Duration(*f.OffCPU)
+			}
+			if words(f.Wait) != "throttled" {
+				continue
+			}
+			throttled++
+			if *f.OffCPU >= int64(5*time.Millisecond) {
+				long++
+			}
+		}
+		stat, err := os.ReadFile(cgroup + "/cpu.stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d of %d faults throttled, %d for 5 ms and more, all off the CPU for %v; %s", throttled, rep.Faults, long, off, strings.Join(strings.Fields(string(stat)), " "))
+		switch perTask := os.Getenv(guestEnv) == "7"; {
+		case strings.Contains(string(stat), "nr_throttled 0"):
+			t.Error("the cgroup was not throttled")
+		case perTask && throttled > 0:
+			t.Error("this kernel throttles no thread in a fault")
+		case !perTask && long == 0:
+			t.Error("no fault waited long for the quota of the next period")
 		}
 	})
 }

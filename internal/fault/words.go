@@ -136,8 +136,7 @@ type Wait uint8
 
 // The order is that of enum wait in bpf/fault.h.
 const (
-	// Preempted: it could have gone on, but another thread ran or the hypervisor of a
-	// cgroup's CPU quota held it.
+	// Preempted: it could have gone on, but another thread ran.
 	Preempted Wait = iota
 	// IO: for the disk, or for a page that somebody else reads or writes (io_schedule).
 	IO
@@ -145,9 +144,12 @@ const (
 	Lock
 	// Sleep: it could be ended by a signal, as the wait for a userfaultfd server or FUSE.
 	Sleep
+	// Throttled: it could have gone on, but the CPU quota of its cgroup was used up. On
+	// kernels since 6.18 that waits for the end of the fault.
+	Throttled
 )
 
-var waitNames = [...]string{"preempted", "io", "lock", "sleep"}
+var waitNames = [...]string{"preempted", "io", "lock", "sleep", "throttled"}
 
 func (w Wait) String() string { return name(waitNames[:], w) }
 

@@ -170,7 +170,7 @@ type faultTaskState struct {
 	MinFlt       uint64
 	MajFlt       uint64
 	OffSince     uint64
-	OffNs        [4]uint64
+	OffNs        [8]uint64
 	TaskSince    uint64
 	ReclaimNs    uint64
 	CompactionNs uint64

@@ -207,7 +207,7 @@ var Columns = []Column{
 		text: known(fault.HasOffCPU, func(b []byte, f *fault.Fault) []byte { return appendDuration(b, f.OffCPU) }),
 	},
 	{
-		Name: "wait", Title: "WAIT", Width: 9, left: true, Help: "why, for the most of it: preempted, io, lock (uninterruptible, not for I/O) or sleep (as for userfaultfd)",
+		Name: "wait", Title: "WAIT", Width: 9, left: true, Help: "why, for the most of it: preempted, throttled (the CPU quota of its cgroup was used up), io, lock (uninterruptible, not for I/O) or sleep (as for userfaultfd)",
 		key: "wait", raw: known(fault.HasOffCPU, appendWait), quoted: true,
 	},
 	{

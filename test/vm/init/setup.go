@@ -42,7 +42,7 @@ var settings = []struct{ file, value string }{
 	// The kernel's own default. Debian's is 3, at which an ordinary user can trace nothing;
 	// a test of that case sets it.
 	{"/proc/sys/kernel/perf_event_paranoid", "2"},
-	{"/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids"},
+	{"/sys/fs/cgroup/cgroup.subtree_control", "+cpu +memory +pids"},
 	// Hints would be faults that no workload counts; a test of them switches it on.
 	{"/proc/sys/kernel/numa_balancing", "0"},
 }
