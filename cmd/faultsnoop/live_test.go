@@ -330,7 +330,11 @@ func TestWorkloadsThrottled(t *testing.T) {
 		rep := h.finish(t)
 		tr := a.stop(t, hook)
 		var throttled, long int
+		var off time.Duration
 		for _, f := range tr.inRange(rep) {
+			if f.OffCPU != nil {
+				off += time.Duration(*f.OffCPU)
+			}
 			if words(f.Wait) != "throttled" {
 				continue
 			}
@@ -343,7 +347,7 @@ func TestWorkloadsThrottled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%d of %d faults throttled, %d for 5 ms and more; %s", throttled, rep.Faults, long, strings.Join(strings.Fields(string(stat)), " "))
+		t.Logf("%d of %d faults throttled, %d for 5 ms and more, all off the CPU for %v; %s", throttled, rep.Faults, long, off, strings.Join(strings.Fields(string(stat)), " "))
 		switch perTask := os.Getenv(guestEnv) == "7"; {
 		case strings.Contains(string(stat), "nr_throttled 0"):
 			t.Error("the cgroup was not throttled")
