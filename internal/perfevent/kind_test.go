@@ -167,6 +167,14 @@ func TestBackings(t *testing.T) {
 			continue
 		}
 		name := ordinary(dir)
+		var root unix.Stat_t
+		if err := unix.Stat(dir, &root); err != nil {
+			t.Fatal(err)
+		}
+		if b.mounts.Type(deviceOf(&root)) == "rootfs" { // of an initramfs: tmpfs or ramfs
+			addFile(name, unknownBacking, unix.MAP_SHARED)
+			continue
+		}
 		switch st.Type {
 		case unix.TMPFS_MAGIC:
 			addFile(name, shmem, unix.MAP_SHARED)
@@ -248,7 +256,11 @@ func TestKindOfWorkloads(t *testing.T) {
 				want = "swap"
 			}
 			for i := range faults {
-				if f := &faults[i]; f.Kind.String() != want || f.Is(fault.HasKind) != (want != "unknown") || f.KindExact {
+				f, want := &faults[i], want
+				if f.Major && s.uffd && (want == "shmem" || want == "hugetlb") {
+					want = "unknown" // Linux 5.10 was seen to try the first one again
+				}
+				if f.Kind.String() != want || f.Is(fault.HasKind) != (want != "unknown") || f.KindExact {
 					t.Fatalf("kind %v, want %s: %+v", f.Kind, want, f)
 				}
 			}
