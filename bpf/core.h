@@ -113,13 +113,16 @@ struct dentry {
 	struct hlist_bl_node d_hash;
 	struct dentry *d_parent;
 	struct qstr d_name;
+	struct inode *d_inode;
 };
 
 struct vfsmount {
 	struct dentry *mnt_root;
+	struct super_block *mnt_sb;
 };
 
 struct mount {
+	struct mnt_namespace *mnt_ns;
 	struct mount *mnt_parent;
 	struct dentry *mnt_mountpoint;
 	struct vfsmount mnt;
@@ -146,6 +149,12 @@ struct inode {
 struct file {
 	struct path f_path;
 	struct inode *f_inode;
+};
+
+/* fs/file_table.c, since 6.5 */
+struct backing_file {
+	struct file file;
+	struct path user_path;
 };
 
 struct rb_node {

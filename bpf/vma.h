@@ -69,10 +69,9 @@ static __always_inline struct mount *mount_of(struct vfsmount *mnt)
  * (fs/d_path.c, prepend_path) but without its locks: of a file that is renamed
  * meanwhile the path may be mixed from before and after.
  */
-static __always_inline void write_path(struct name_record *rec, struct file *file)
+static __always_inline void write_path(struct name_record *rec, struct dentry *dentry,
+				       struct mount *mount)
 {
-	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
-	struct mount *mount = mount_of(BPF_CORE_READ(file, f_path.mnt));
 	/*
 	 * In memory, since the verifier then knows nothing of it: else it would follow every
 	 * order of names and mounts by itself.
@@ -132,36 +131,68 @@ static __always_inline __u8 backing_of(struct inode *inode, struct super_block *
 	return kind == S_IFREG || kind == S_IFBLK ? BACKING_FILE : BACKING_DEVICE;
 }
 
+/* fs/mount.h: of a mount that is in no namespace, ERR_PTR(-EINVAL). */
+#define MNT_NS_INTERNAL (-22L)
+
+/* include/uapi/linux/magic.h: file systems that have others do the work (backing_file_mmap). */
+#define OVERLAYFS_SUPER_MAGIC 0x794c7630
+#define FUSE_SUPER_MAGIC 0x65735546
+
+/*
+ * What is mapped from a stacked file system is a file of the layer below, by a mount of its
+ * own. The path that the process has opened stands behind it since 6.8, and before in its
+ * place. The mark of such files, FMODE_BACKING, is not the same bit in all kernels, so
+ * what stands there is looked at instead.
+ */
+static __always_inline bool is_backing(struct file *file, struct vfsmount *mnt)
+{
+	struct backing_file *backing = (void *)file;
+	unsigned long magic;
+
+	if (!bpf_core_field_exists(backing->user_path) ||
+	    (long)BPF_CORE_READ(mount_of(mnt), mnt_ns) != MNT_NS_INTERNAL)
+		return false;
+	magic = BPF_CORE_READ(backing, user_path.mnt, mnt_sb, s_magic);
+	return magic == OVERLAYFS_SUPER_MAGIC || magic == FUSE_SUPER_MAGIC;
+}
+
 static __always_inline void describe_file(struct fault_record *rec, struct file *file, bool typed,
 					  bool send)
 {
-	struct inode *inode = READ(typed, file, f_inode);
-	struct dentry *dentry = READ(typed, file, f_path.dentry);
-	struct super_block *sb = READ(typed, inode, i_sb);
-	struct vfsmount *mnt = READ(typed, file, f_path.mnt);
+	struct backing_file *backing = (void *)file;
+	struct inode *real = READ(typed, file, f_inode), *inode;
+	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
+	struct vfsmount *mnt = BPF_CORE_READ(file, f_path.mnt);
 	struct name_record *name;
+
+	if (is_backing(file, mnt)) {
+		dentry = BPF_CORE_READ(backing, user_path.dentry);
+		mnt = BPF_CORE_READ(backing, user_path.mnt);
+	}
+	inode = BPF_CORE_READ(dentry, d_inode);
+
 	struct name_key key = {
-		.ino = READ(typed, inode, i_ino),
-		.hash = READ(typed, dentry, d_name.hash) | (__u64)READ(typed, dentry, d_name.len)
-								   << 32,
-		.dev = READ(typed, sb, s_dev),
+		.ino = BPF_CORE_READ(inode, i_ino),
+		.hash = BPF_CORE_READ(dentry, d_name.hash) |
+			(__u64)BPF_CORE_READ(dentry, d_name.len) << 32,
+		.dev = BPF_CORE_READ(inode, i_sb, s_dev),
 		.mount = BPF_CORE_READ(mount_of(mnt), mnt_id),
 	};
 
 	rec->file = key;
 	rec->label = LABEL_FILE;
-	rec->backing = backing_of(inode, sb, typed);
+	rec->backing = backing_of(real, READ(typed, real, i_sb), typed);
 	name = send ? begin_name(&key) : NULL;
 	if (!name)
 		return;
 	/* What is in no folder, such as a memfd, has just a name. */
-	if (READ(typed, dentry, d_parent) == dentry) {
+	if (BPF_CORE_READ(dentry, d_parent) == dentry) {
 		long len = bpf_probe_read_kernel_str(name->name, NAME_LEN,
-						     READ(typed, dentry, d_name.name));
+						     BPF_CORE_READ(dentry, d_name.name));
 
 		name->len = len > 0 ? len - 1 : 0;
 	} else {
-		write_path(name, file);
+		write_path(name, dentry, mount_of(mnt));
 	}
 	submit_name(&key, name);
 }

@@ -52,7 +52,8 @@ func TestWorkloadsPaths(t *testing.T) {
 			long = filepath.Join(long, strings.Repeat("d", 200))
 		}
 		inner, outer := filepath.Join(base, "inner"), filepath.Join(base, "outer")
-		for _, dir := range []string{strange, long, inner, outer} {
+		merged := filepath.Join(base, "merged")
+		for _, dir := range []string{strange, long, inner, outer, merged} {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -62,12 +63,15 @@ func TestWorkloadsPaths(t *testing.T) {
 		script := write + "\"$1\" && " + write + "\"$2\""
 		want := []string{strange, long}
 		if _, err := exec.LookPath("unshare"); err == nil {
-			script += ` && unshare -m sh -c 'mount --bind "$1" "$2" && exec ` + write + `"$2"' sh "$3" "$4"`
-			want = append(want, outer)
+			// As in a container: the layers are in a file system that can hold them.
+			script += ` && unshare -m sh -c 'mount --bind "$1" "$2" && ` + write + `"$2" && mount -t tmpfs none "$1" &&
+				mkdir "$1/lower" "$1/upper" "$1/work" && mount -t overlay -o lowerdir="$1/lower",upperdir="$1/upper",workdir="$1/work" none "$3" &&
+				exec ` + write + `"$3"' sh "$3" "$4" "$5"`
+			want = append(want, outer, merged)
 		} else {
 			t.Logf("a bind mount is not tried: %v", err)
 		}
-		tr := trace(t, hook, "--", "sh", "-c", script, "sh", strange, long, inner, outer)
+		tr := trace(t, hook, "--", "sh", "-c", script, "sh", strange, long, inner, outer, merged)
 		reports := workload.NewDecoder(strings.NewReader(tr.stderr))
 		for _, dir := range want {
 			rep, err := reports.Next()
