@@ -1,12 +1,15 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"faultsnoop/workload"
 )
@@ -20,6 +23,11 @@ func TestCaseShortLived(t *testing.T) {
 		loop := "i=0; while [ $i -lt " + strconv.Itoa(programs) + " ]; do " + self(t) + " workload touch --pages 1 2>/dev/null; i=$((i+1)); done"
 		tr := trace(t, hook, "--", "sh", "-c", loop)
 		own := map[int]bool{}
+		var st unix.Stat_t
+		if err := unix.Stat(self(t), &st); err != nil {
+			t.Fatal(err)
+		}
+		dev := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
 		for _, f := range tr.faults {
 			kind := words(f.Kind)
 			if kind != "file" && kind != "cow-file" {
@@ -30,6 +38,9 @@ func TestCaseShortLived(t *testing.T) {
 			}
 			if *f.VMA.Path == self(t) {
 				own[f.PID] = true
+				if words(f.VMA.Dev) != dev || f.VMA.Inode == nil || *f.VMA.Inode != st.Ino {
+					t.Fatalf("file %s:%v, want %s:%d", words(f.VMA.Dev), f.VMA.Inode, dev, st.Ino)
+				}
 			}
 		}
 		if len(own) < programs {

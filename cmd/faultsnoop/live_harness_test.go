@@ -64,6 +64,8 @@ type liveFault struct {
 		Perm, Label *string
 		Path        *string
 		Deleted     *bool
+		Dev         *string
+		Inode       *uint64
 	}
 	PgOff   *uint64
 	Section *string

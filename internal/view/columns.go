@@ -309,6 +309,30 @@ var Columns = []Column{
 			return b
 		},
 	},
+	{
+		Name: "dev", Title: "DEV", Width: 6, left: true, Help: "device of the mapped file, MAJOR:MINOR in hexadecimal as in /proc/PID/maps",
+		key: "dev", ofVMA: true, quoted: true, raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+			if !ofFile(f) {
+				return b
+			}
+			return fmt.Appendf(b, "%02x:%02x", f.VMA.Dev>>20, f.VMA.Dev&(1<<20-1))
+		},
+	},
+	{
+		Name: "inode", Title: "INODE", Width: 10, Help: "inode of the mapped file",
+		key: "inode", ofVMA: true, raw: func(_ *Encoder, b []byte, f *fault.Fault) []byte {
+			if !ofFile(f) {
+				return b
+			}
+			return appendUint(b, f.VMA.Inode)
+		},
+	},
+}
+
+// ofFile reports whether the mapping is of a file. System V shared memory may have
+// inode 0, but not device 0.
+func ofFile(f *fault.Fault) bool {
+	return f.Is(fault.HasLabel) && (f.VMA.Inode != 0 || f.VMA.Dev != 0)
 }
 
 // appendSymbol appends NAME, or NAME+0xOFFSET behind its beginning.
@@ -518,7 +542,6 @@ func appendKindBy(b []byte, f *fault.Fault) []byte {
 
 // appendOffset appends the offset in the mapped file, if it is one.
 func (e *Encoder) appendOffset(b []byte, f *fault.Fault, base int) []byte {
-	// System V shared memory may have inode 0, but not device 0.
 	if !f.Is(fault.HasPgOff) || f.VMA.Inode == 0 && f.VMA.Dev == 0 {
 		return b
 	}

@@ -220,6 +220,14 @@ func decode(t *testing.T, line string) decoded {
 	return got
 }
 
+func TestFileID(t *testing.T) {
+	f := full()
+	f.VMA.Dev, f.VMA.Inode = 0xfe<<20|1, 1<<40
+	if line := encode(Options{Format: JSON}, f); !strings.Contains(line, `,"dev":"fe:01","inode":1099511627776}`) {
+		t.Error(line)
+	}
+}
+
 func TestJSONFull(t *testing.T) {
 	f := full()
 	f.HostPID, f.InnerPID = 99, 3
@@ -229,7 +237,7 @@ func TestJSONFull(t *testing.T) {
 		`"address":"0x7ffff7ff1234","ip":"0xffffffff81234567","flags":["WRITE","ALLOW_RETRY","USER","VMA_LOCK","0x80000000"],` +
 		`"flags_raw":"0x80001045","attempts":2,"result":"ok","cause":null,` +
 		`"kind":"cow-file","kind_by":"exact","pfn":"0x123456","node":1,"again":true,"page_size":4096,"pte_before":"0x8000000000000025","pte_after":"0x8000000000000867","latency_ns":12345,"offcpu_ns":9876,"wait":"io","reclaim_ns":4321,"compaction_ns":321,` +
-		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","flags":"rd wr mr mw me","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false},` +
+		`"vma":{"start":"0x7ffff7ff0000","end":"0x7ffff7ff8000","perm":"rw-p","flags":"rd wr mr mw me","pgoff":34359705584,"label":"libpython3.11.so.1.0","path":null,"deleted":false,"dev":null,"inode":null},` +
 		`"pgoff":34359705585,"file_offset":null,"section":".data","symbol":"table+0x1234","vma_lock":true,"hook":"fentry"}` + "\n"
 	if line != want {
 		t.Errorf("got  %swant %s", line, want)
