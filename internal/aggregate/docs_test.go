@@ -18,7 +18,7 @@ func TestDocs(t *testing.T) {
 	for _, says := range []string{
 		fmt.Sprintf("a bucket for each nanosecond below %d, and %d to each power of two above, up to %d minutes",
 			subBuckets, subBuckets, Bound(Buckets-2)/time.Minute),
-		fmt.Sprintf("at most 1/%d (%.3g %%) too large", subBuckets, 100./subBuckets),
+		fmt.Sprintf("at most 1/%d (%g %%) too large", subBuckets, 100./subBuckets),
 	} {
 		if !strings.Contains(docs, says) {
 			t.Errorf("docs/faults.md does not say: %s", says)
