@@ -21,7 +21,7 @@ import (
 // apart.
 // https://github.com/iovisor/bcc/issues/547
 func TestCaseAllThreadsOfProcess(t *testing.T) {
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	hooks(t, someSources(), func(t *testing.T, hook string) {
 		h := hold(t, self(t), "touch", "--threads", "4", "--pages", "200")
 		pid := strconv.Itoa(h.cmd.Process.Pid)
 		a := startArmed(t, hook, "-p", pid)
@@ -82,7 +82,7 @@ func TestCaseNames(t *testing.T) {
 		cmd.Env = append(os.Environ(), mainEnv+"=1")
 		return reportOf(t, cmd)
 	}
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	hooks(t, someSources(), func(t *testing.T, hook string) {
 		a := startArmed(t, hook, "--comm", "fault_sampler_x_one", "--comm", "case_renamed")
 		other := touch(two, "--pages", "700")
 		long := touch(one, "--pages", "300")
@@ -135,7 +135,7 @@ func TestCaseNoSilentlyEmptyFilter(t *testing.T) {
 // neither strangers nor the tool's own process before exec are in it.
 // https://github.com/janestreet/magic-trace/issues/113
 func TestCaseRunModeFollowsTree(t *testing.T) {
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	hooks(t, someSources(), func(t *testing.T, hook string) {
 		dir := t.TempDir()
 		report, release := filepath.Join(dir, "report"), filepath.Join(dir, "release")
 		script := fmt.Sprintf(`(setsid %[1]s workload touch --pages 300 2>%[2]s &)
@@ -269,7 +269,7 @@ func checkNamespaceIDs(t *testing.T, tr *traced, rep *workload.Report) {
 // From outside, the host's pid and the inner one.
 // https://github.com/iovisor/bcc/issues/1329
 func TestCaseOutsidePidNamespace(t *testing.T) {
-	hooks(t, allHooks, func(t *testing.T, hook string) {
+	hooks(t, someSources(), func(t *testing.T, hook string) {
 		cmd := exec.Command("/proc/self/exe", "namespace", self(t), "workload", "touch", "--pages", "500", "--hold", holdTime.String())
 		cmd.Env = append(os.Environ(), mainEnv+"=stage")
 		cmd.SysProcAttr = inNamespace()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -139,6 +140,9 @@ func someHooks() []string {
 	}
 	return bpfHooks
 }
+
+// someSources are someHooks and hook perf.
+func someSources() []string { return append(slices.Clone(someHooks()), "perf") }
 
 var probeOnce = sync.OnceValue(func() []kernel.Verdict {
 	f, _ := kernel.Probe()
