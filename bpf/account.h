@@ -190,7 +190,7 @@ struct beginning {
 	__u16 known;
 	__u64 mm;
 	__u8 mode, access;
-	bool foreign_mm, missing;
+	bool foreign_mm;
 };
 /* Stops accounting for a thread until it is wanted again. */
 static __always_inline void forget(struct task_state *st)
@@ -260,7 +260,6 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->access = b->access;
 	rec->major = 0;
 	rec->attempts = 0;
-	rec->missing = b->missing;
 	rec->cause = 0;
 	rec->reclaim_ns = rec->compaction_ns = 0;
 	rec->offcpu_ns = 0;

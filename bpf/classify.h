@@ -27,6 +27,9 @@
  */
 #define SURELY_SWAP 23
 
+/* Of a part of the decision: something else has to decide. */
+#define KIND_NONE KINDS
+
 /* What a fault is classified by. */
 struct evidence {
 	struct table_entry before, after; /* after: unknown if the fault was not resolved */
@@ -34,9 +37,10 @@ struct evidence {
 	__u64 vma_flags;
 	__u8 backing; /* enum backing */
 	__u8 access;
+	__u8 attempts; /* 0: not known */
 	bool major;
-	bool uffd;    /* the mapping is registered with a userfaultfd */
-	bool missing; /* the exception said that nothing was mapped; false: or it is not known */
+	bool uffd; /* the mapping is registered with a userfaultfd */
+	bool numa; /* the kernel may take permissions away to hear of a page's use */
 };
 
 /* The frame of the page itself, of which an entry of a huge page holds the first. */
@@ -52,18 +56,33 @@ static __always_inline bool frame_changed(const struct evidence *e)
 	return page_frame(&e->before, e->address) != page_frame(&e->after, e->address);
 }
 
-/* Whether the fault went to the server of a userfaultfd (handle_userfault). */
-static __always_inline bool to_userfaultfd(const struct evidence *e)
+/*
+ * Whether a fault in memory that is registered with a userfaultfd went to its server
+ * (handle_userfault): KIND_UFFD or KIND_NONE, KIND_UNKNOWN in doubt.
+ */
+static __always_inline __u8 to_userfaultfd(const struct evidence *e)
 {
 	__u64 before = e->before.value;
 
-	if (!e->uffd)
-		return false;
-	if (!before)
-		/* Else registered for pages that are in the page cache, of which a retry tells. */
-		return e->vma_flags & VM_UFFD_MISSING || (!(e->vma_flags & VM_UFFD_WP) && e->major);
-	return e->vma_flags & VM_UFFD_WP && e->access == ACCESS_WRITE && entry_present(before) &&
-	       !entry_writable(before) && before & ENTRY_UFFD_WP;
+	if (before)
+		return e->vma_flags & VM_UFFD_WP && e->access == ACCESS_WRITE &&
+				       entry_present(before) && !entry_writable(before) &&
+				       before & ENTRY_UFFD_WP ?
+			       KIND_UFFD :
+			       KIND_NONE;
+	if (e->backing == BACKING_ANON)
+		return e->vma_flags & VM_UFFD_MISSING ? KIND_UFFD : KIND_NONE;
+	if (e->vma_flags & VM_UFFD_WP && !(e->vma_flags & VM_UFFD_MISSING))
+		return KIND_NONE;
+	/*
+	 * Of what has a page cache the server is asked for pages that are not in it, or, in
+	 * minor mode, for those that are. Either way the fault is tried again afterwards, which
+	 * makes it major, but not if it began under the mapping's lock (6.7). Shared memory that
+	 * is read back from swap is major too.
+	 */
+	if (e->major)
+		return e->vma_flags & VM_HUGETLB ? KIND_UFFD : KIND_UNKNOWN;
+	return e->attempts == 1 ? KIND_NONE : KIND_UNKNOWN;
 }
 
 static __always_inline bool is_device(const struct evidence *e)
@@ -124,31 +143,32 @@ static __always_inline __u8 kind_of_protected(const struct evidence *e)
 	return entry_dirty(e->before.value) ? KIND_COW : KIND_COW_FILE;
 }
 
-/* Without the page table: what the mapping and the access leave no doubt of. */
+/*
+ * Without the page table: what the mapping and the access leave no doubt of. An entry that
+ * is not present may also be a page in swap, or one taken away for NUMA balancing, and a
+ * page of a private mapping that was ever writable need not be the file's any more.
+ */
 static __always_inline __u8 infer(const struct evidence *e)
 {
+	bool shared = e->vma_flags & VM_SHARED, write = e->access == ACCESS_WRITE;
+
 	if (e->uffd)
 		return KIND_UNKNOWN;
 	if (e->vma_flags & VM_HUGETLB)
 		return KIND_HUGETLB;
 	if (is_device(e))
 		return KIND_DEVICE;
-	switch (e->backing) {
-	case BACKING_ANON:
-		if (e->major)
-			return KIND_SWAP;
-		return e->missing && e->access == ACCESS_WRITE ? KIND_ANON : KIND_UNKNOWN;
-	case BACKING_SHMEM:
-		if (e->vma_flags & VM_SHARED || e->access != ACCESS_WRITE)
-			return KIND_SHMEM;
-		return e->missing ? KIND_COW_FILE : KIND_UNKNOWN;
-	case BACKING_FILE:
-		if (e->access != ACCESS_WRITE)
-			return KIND_FILE;
-		if (e->vma_flags & VM_SHARED)
-			return KIND_MKWRITE;
-		return e->missing ? KIND_COW_FILE : KIND_UNKNOWN;
-	}
+	if (e->backing == BACKING_ANON)
+		return e->major ? KIND_SWAP : KIND_UNKNOWN;
+	/* task_numa_work in kernel/sched/fair.c leaves out what of files can only be read. */
+	if (e->numa && (!(e->vma_flags & VM_READ) || e->vma_flags & VM_WRITE))
+		return KIND_UNKNOWN;
+	if (!shared && (write || e->vma_flags & VM_WRITE || !(e->vma_flags & VM_EXEC)))
+		return KIND_UNKNOWN;
+	if (e->backing == BACKING_SHMEM)
+		return KIND_SHMEM;
+	if (e->backing == BACKING_FILE)
+		return write ? KIND_MKWRITE : KIND_FILE;
 	return KIND_UNKNOWN;
 }
 
@@ -158,8 +178,12 @@ static __always_inline __u8 classify(const struct evidence *e)
 
 	if (!e->before.known)
 		return infer(e);
-	if (to_userfaultfd(e))
-		return KIND_UFFD;
+	if (e->uffd) {
+		__u8 kind = to_userfaultfd(e);
+
+		if (kind != KIND_NONE)
+			return kind;
+	}
 	if (e->vma_flags & VM_HUGETLB)
 		return KIND_HUGETLB;
 	if (is_device(e))

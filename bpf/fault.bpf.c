@@ -44,7 +44,6 @@ const volatile __u32 ret_oom = 0x1, ret_sigbus = 0x2, ret_major = 0x4, ret_hwpoi
 		     ret_sigsegv = 0x40, ret_retry = 0x400;
 
 /* Bits of the x86 page-fault error code (arch/x86/include/asm/trap_pf.h). */
-#define PF_PROT 0x1
 #define PF_WRITE 0x2
 #define PF_USER 0x4
 #define PF_INSTR 0x10
@@ -80,17 +79,13 @@ static __always_inline bool is_throttled(struct task_struct *task)
 	return BPF_CORE_READ(queue, throttle_count) > 0 && BPF_CORE_READ(task, prio) >= MAX_RT_PRIO;
 }
 
-static __always_inline __u8 why_off(struct task_struct *task, bool preempt)
+static __always_inline __u8 why_off(struct task_struct *task, bool preempt, __u32 state)
 {
-	__u32 state = state_of(task);
-
 	if (preempt || state == TASK_RUNNING)
 		return is_throttled(task) ? WAIT_THROTTLED : WAIT_PREEMPTED;
 	if (BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait))
 		return WAIT_IO;
-	return (state & (TASK_UNINTERRUPTIBLE | TASK_WAKEKILL)) == TASK_UNINTERRUPTIBLE ?
-		       WAIT_LOCK :
-		       WAIT_SLEEP;
+	return state & TASK_INTERRUPTIBLE ? WAIT_SLEEP : WAIT_LOCK;
 }
 
 /* The last switch of a thread. Since 6.16 it may take faults after sched_process_exit. */
@@ -102,17 +97,21 @@ static __always_inline void depart(struct task_state *st, struct task_struct *ta
 		drop_state(task);
 }
 
+/* sched_switch hands the state over, which a waker may have changed since (5.18). */
+const volatile bool switch_has_state;
+
 /* What a thread waits for while it is in a fault. */
 SEC("tp_btf/sched_switch")
 int leave_cpu(__u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
 	struct task_state *st = find_state(prev);
+	__u32 state = switch_has_state ? ctx[3] : state_of(prev);
 
-	if (st && state_of(prev) & TASK_DEAD) {
+	if (st && state & TASK_DEAD) {
 		depart(st, prev);
 	} else if (st && armed && st->phase != IDLE && !st->ignored) {
-		st->off_why = why_off(prev, ctx[0] & 1);
+		st->off_why = why_off(prev, ctx[0] & 1, state);
 		st->off_since = bpf_ktime_get_ns();
 	}
 	st = find_state(next);
@@ -365,7 +364,6 @@ static __always_inline struct task_state *trap(__u64 *ctx, bool user, struct tas
 		b.mm = (__u64)READ_TASK(task, mm);
 	b.ip = regs->ip;
 	b.known = KNOWN_IP | KNOWN_ACCESS | KNOWN_SOME_FLAGS;
-	b.missing = !(error_code & PF_PROT);
 	b.access = error_code & PF_INSTR ? ACCESS_EXEC :
 		   error_code & PF_WRITE ? ACCESS_WRITE :
 					   ACCESS_READ;

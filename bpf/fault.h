@@ -150,8 +150,6 @@ struct fault_record {
 	__u8 uffd;			 /* the mapping is registered with a userfaultfd */
 	__u64 entry_before, entry_after; /* of the page table, as the hardware defines them */
 	__u8 level_before, level_after;	 /* 0: a page, 1: 2 MiB, 2: 1 GiB */
-	__u8 missing;			 /* the exception said that nothing was mapped */
-	__u8 pad;
 	/* Pages that were mapped by it, within 64 KiB around the address. */
 	__u16 pages;
 	__u16 folio;   /* of these, from one large folio of anonymous memory */
@@ -179,6 +177,7 @@ struct name_record {
 /* A page of a process between two execs. */
 struct page_key {
 	__u32 tgid, exec_id;
+	__u64 born; /* the process, as its id may be another one's later */
 	__u64 page;
 };
 

@@ -16,6 +16,9 @@
 
 #define PAGE_MASK_4K (~0xfffULL)
 
+/* The kernel may balance NUMA nodes. */
+const volatile bool numa_hints;
+
 /*
  * The table of level 1 for the address of the fault. It stays the same for a GiB as long
  * as nobody has had the right to change mappings: only unmapping frees it, and not while
@@ -76,17 +79,20 @@ static __noinline int look_before(struct task_state *st)
 }
 
 /*
- * How many pages the fault has mapped, and how many of these from one folio. One that
- * was mapped already counts too.
+ * How many pages the fault has mapped, and how many of these from one folio: none if the
+ * page was mapped already and only its permissions have changed.
  */
-static __always_inline void count_mapped(struct fault_record *rec, const struct table_entry *after,
+static __always_inline void count_mapped(struct fault_record *rec, const struct evidence *e,
 					 const __u64 entries[AROUND])
 {
+	const struct table_entry *after = &e->after;
+	__u64 before = rec->entry_before;
+	bool was_mapped = entry_present(before) || entry_protnone(before);
 	/* A huge page that was split was mapped already. */
-	bool was_huge = rec->level_before && entry_present(rec->entry_before);
-	__u16 new = was_huge ? 0 : after->present & ~rec->present, n = 0;
+	__u16 new = rec->level_before &&was_mapped ? 0 : after->present & ~rec->present, n = 0;
 
-	rec->pages = rec->folio = 1;
+	rec->folio = 1;
+	rec->pages = entry_present(before) ? frame_changed(e) : !was_mapped;
 	if (!(new &(new - 1)))
 		return;
 	for (int i = 0; i < AROUND; i++)
@@ -107,22 +113,30 @@ static __noinline int look_after(struct task_state *st, __u8 result, bool major)
 		.vma_flags = rec->vma_flags,
 		.backing = rec->backing,
 		.access = rec->access,
+		.attempts = rec->attempts > 1 ? 2 : rec->attempts,
 		.major = major,
 		.uffd = rec->uffd,
-		.missing = rec->missing,
+		.numa = numa_hints,
 	};
 
-	if (known && result == RESULT_OK) {
+	/* Nothing was done for a fault that failed. */
+	if (result != RESULT_OK)
+		return 0;
+
+	if (known) {
 		e.after = look(st, entries);
 		rec->entry_after = e.after.value;
 		rec->level_after = e.after.level;
-		count_mapped(rec, &e.after, entries);
+		count_mapped(rec, &e, entries);
 		rec->known |= e.after.known ? KNOWN_AFTER : 0;
 	}
 	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))
 		return 0;
 	rec->kind = classify(&e);
 	rec->known |= rec->kind != KIND_UNKNOWN ? KNOWN_KIND : 0;
+	/* Tables of hugetlbfs are shared, and may be unshared without a change of mappings. */
+	if (rec->vma_flags & VM_HUGETLB)
+		st->table_mm = 0;
 	return 0;
 }
 
@@ -145,6 +159,7 @@ static __always_inline void remember(struct task_state *st, struct task_struct *
 	struct page_key key = {
 		.tgid = READ_TASK(task, tgid),
 		.exec_id = BPF_CORE_READ(task, self_exec_id),
+		.born = BPF_CORE_READ(task, group_leader, start_time),
 		.page = rec->address & PAGE_MASK_4K,
 	};
 	__u8 yes = 1;

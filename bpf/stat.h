@@ -52,7 +52,7 @@ static __always_inline void add_cost(struct cost *c, const struct fault_record *
 	else
 		__sync_fetch_and_add(&c->minor, 1);
 	if (rec->known & KNOWN_AFTER && rec->result == RESULT_OK)
-		__sync_fetch_and_add(&c->bytes, rec->level_after ?
+		__sync_fetch_and_add(&c->bytes, rec->level_after && rec->pages ?
 							4096ULL << 9 * (rec->level_after & 3) :
 							4096ULL * rec->pages);
 	if (rec->known & KNOWN_LATENCY && rec->end_ns >= rec->start_ns) {

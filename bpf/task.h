@@ -207,9 +207,8 @@ static __always_inline struct ids observed_ids(struct task_struct *task)
 
 /* The bits of a task's state (include/linux/sched.h). */
 #define TASK_RUNNING 0
-#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_INTERRUPTIBLE 0x1
 #define TASK_DEAD 0x80
-#define TASK_WAKEKILL 0x100
 
 static __always_inline __u32 state_of(struct task_struct *task)
 {

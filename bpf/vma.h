@@ -179,9 +179,14 @@ static __always_inline void describe_file(struct fault_record *rec, struct file 
 		.mount = BPF_CORE_READ(mount_of(mnt), mnt_id),
 	};
 
-	rec->file = key;
 	rec->label = LABEL_FILE;
 	rec->backing = backing_of(real, READ(typed, real, i_sb), typed);
+	if (!send && !bpf_map_lookup_elem(&names, &key)) {
+		/* Known by another key, since the path is still to be sent. */
+		key.mount = 0;
+		send_name(&key, BPF_CORE_READ(dentry, d_name.name));
+	}
+	rec->file = key;
 	name = send ? begin_name(&key) : NULL;
 	if (!name)
 		return;
@@ -255,7 +260,7 @@ static __always_inline bool describe_named(struct fault_record *rec, struct vm_a
 
 /*
  * typed: the verifier knows vma to be a struct vm_area_struct. send: also the path of a
- * file that is new; without, it is known only if it was sent before.
+ * file that is new; without, it has just a name if its path was not sent before.
  */
 static __always_inline void describe_vma(struct fault_record *rec, struct vm_area_struct *vma,
 					 bool typed, bool send)
@@ -272,6 +277,9 @@ static __always_inline void describe_vma(struct fault_record *rec, struct vm_are
 	rec->known |= KNOWN_VMA;
 	if (file) {
 		describe_file(rec, file, typed, send);
+		/* A private mapping of /dev/zero is anonymous memory (mmap_zero). */
+		if (!READ(typed, vma, vm_ops))
+			rec->backing = BACKING_ANON;
 		return;
 	}
 	/* What has operations is not anonymous (vma_is_anonymous). */

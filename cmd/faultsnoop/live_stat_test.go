@@ -64,6 +64,8 @@ type kindCounts struct{ minor, major, bytes uint64 }
 
 // addReport adds what a workload's faults are of each kind, by the kernel's own count.
 func addReport(counts map[string]kindCounts, rep *workload.Report) {
+	// Of these only the permissions change: reads have mapped the pages before.
+	remaps := func(kind string) bool { return kind == "reuse" || kind == "mkwrite" }
 	for _, th := range rep.Threads {
 		for _, r := range th.Ranges {
 			kind := r.FaultKind
@@ -72,7 +74,9 @@ func addReport(counts map[string]kindCounts, rep *workload.Report) {
 				c := counts[kind]
 				c.minor += uint64(rep.Minflt)
 				c.major += uint64(rep.Majflt)
-				c.bytes += uint64(rep.Faults) * uint64(rep.PageSize)
+				if !remaps(kind) {
+					c.bytes += uint64(rep.Faults) * uint64(rep.PageSize)
+				}
 				counts[kind] = c
 			case kind != "":
 				addMinor(counts, kind, r.Minor, rep.PageSize)

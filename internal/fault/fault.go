@@ -255,7 +255,7 @@ func (f *Fault) FileOffset(pageSize uint64) uint64 {
 
 // Mapped is how many bytes the fault has mapped, 0 if that is not known.
 func (f *Fault) Mapped() uint64 {
-	if f.Level > 0 || !f.Is(HasAfter) {
+	if f.Level > 0 && f.Pages > 0 || !f.Is(HasAfter) {
 		return f.PageSize()
 	}
 	return 4096 * uint64(f.Pages)

@@ -100,7 +100,9 @@ func TestMapped(t *testing.T) {
 		{Fault{Known: HasAfter, Pages: 1}, 4096, 4096},
 		{Fault{Known: HasAfter, Pages: 16}, 4096, 64 << 10},
 		{Fault{Known: HasAfter, Level: 1, Pages: 1}, 2 << 20, 2 << 20},
-		{Fault{Known: HasAfter, Level: 2}, 1 << 30, 1 << 30},
+		{Fault{Known: HasAfter, Level: 2, Pages: 1}, 1 << 30, 1 << 30},
+		{Fault{Known: HasAfter, Level: 1}, 2 << 20, 0},
+		{Fault{Known: HasAfter}, 4096, 0},
 	} {
 		if size, got := test.f.PageSize(), test.f.Mapped(); size != test.size || got != test.want {
 			t.Errorf("%+v: page of %d bytes and %d mapped, want %d and %d", test.f, size, got, test.size, test.want)

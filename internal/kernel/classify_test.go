@@ -116,9 +116,12 @@ func TestClassify(t *testing.T) {
 		{"memory without permission", anonMemory, 0, r, at(noAccess(mapped(a, true))), unknown, false, false, fault.KindUnknown},
 
 		{"userfaultfd, missing", anonMemory, rw | vmUffdMissing, wr, at(none), at(mapped(a, true)), false, true, fault.Uffd},
-		{"userfaultfd, shared memory", shmemMemory, shared | vmUffdMissing, wr, at(none), at(mapped(a, true)), true, true, fault.Uffd},
-		{"userfaultfd, hugetlb", hugetlbMemory, rw | vmHugeTLB | vmUffdMissing, wr, seen{level: 1}, pmd(mapped(a, true)), false, true, fault.Uffd},
-		{"userfaultfd, minor mode", shmemMemory, shared, wr, at(none), at(mapped(a, true)), true, true, fault.Uffd},
+		{"userfaultfd, shared memory", shmemMemory, shared | vmUffdMissing, wr, at(none), at(mapped(a, true)), true, true, fault.KindUnknown},
+		{"userfaultfd, hugetlb", hugetlbMemory, rw | vmHugeTLB | vmUffdMissing, wr, seen{level: 1}, pmd(mapped(a, true)), true, true, fault.Uffd},
+		{"userfaultfd, hugetlb, minor", hugetlbMemory, rw | vmHugeTLB | vmUffdMissing, wr, seen{level: 1}, pmd(mapped(a, true)), false, true, fault.KindUnknown},
+		{"userfaultfd, minor mode", shmemMemory, shared, wr, at(none), at(mapped(a, true)), true, true, fault.KindUnknown},
+		{"userfaultfd for writes alone, shared memory", shmemMemory, shared | vmUffdWP, wr, at(none), at(mapped(a, true)), false, true, fault.Shmem},
+		{"userfaultfd for writes alone", anonMemory, rw | vmUffdWP, wr, at(none), at(mapped(a, true)), false, true, fault.Anon},
 		{"userfaultfd, page there", anonMemory, rw | vmUffdMissing, wr, at(mapped(a, false)), at(mapped(b, true)), false, true, fault.Cow},
 		{"userfaultfd, write protection", anonMemory, rw | vmUffdWP, wr, at(uffdWP(mapped(a, false))), at(mapped(a, true)), false, true, fault.Uffd},
 		{"the same, lifted", anonMemory, rw | vmUffdWP, wr, at(dirty(mapped(a, false))), at(mapped(a, true)), false, true, fault.Reuse},
@@ -129,27 +132,77 @@ func TestClassify(t *testing.T) {
 
 		{"another thread was faster", anonMemory, rw, wr, at(mapped(a, true)), at(mapped(a, true)), false, false, fault.Spurious},
 		{"read of what is there", fileMemory, ro, r, at(mapped(a, false)), at(mapped(a, false)), false, false, fault.Spurious},
-		{"nothing known before", anonMemory, rw, wr, unknown, at(mapped(a, true)), false, false, fault.KindUnknown},
+
+		{"unread: write to anonymous memory", anonMemory, rw, wr, unknown, unknown, false, false, fault.KindUnknown},
+		{"unread: major fault in it", anonMemory, rw, r, unknown, unknown, true, false, fault.Swap},
+		{"unread: the same with a userfaultfd", anonMemory, rw, r, unknown, unknown, true, true, fault.KindUnknown},
+		{"unread: program", fileMemory, ro | vmExec, exec, unknown, unknown, true, false, fault.File},
+		{"unread: private, perhaps written before", fileMemory, ro, r, unknown, unknown, false, false, fault.KindUnknown},
+		{"unread: private, writable", fileMemory, rw, r, unknown, unknown, true, false, fault.KindUnknown},
+		{"unread: private write", fileMemory, rw, wr, unknown, unknown, false, false, fault.KindUnknown},
+		{"unread: shared read", fileMemory, ro | vmShared, r, unknown, unknown, false, false, fault.File},
+		{"unread: shared write", fileMemory, shared, wr, unknown, unknown, false, false, fault.MkWrite},
+		{"unread: shared memory", shmemMemory, shared, wr, unknown, unknown, false, false, fault.Shmem},
+		{"unread: hugetlb", hugetlbMemory, rw | vmHugeTLB, wr, unknown, unknown, false, false, fault.HugeTLB},
+		{"unread: driver", deviceMemory, shared, wr, unknown, unknown, false, false, fault.Device},
 	} {
 		e := witnessEvidence{
 			Address: 0x7f0000006123, VmaFlags: test.flags, Backing: test.backing, Access: uint8(test.access), Major: test.major, Uffd: test.uffd,
 		}
 		e.Before.Value, e.Before.Level, e.Before.Known = test.before.value, test.before.level, test.before != unknown
 		e.After.Value, e.After.Level, e.After.Known = test.after.value, test.after.level, test.after != unknown
-		if err := w.Shown.Set(e); err != nil {
-			t.Fatal(err)
-		}
-		if err := runOnce(w.TryClassify); err != nil {
-			t.Fatal(err)
-		}
-		var got uint8
-		if err := w.Answer.Get(&got); err != nil {
-			t.Fatal(err)
-		}
-		if fault.Kind(got) != test.want {
-			t.Errorf("%s: %v, want %v", test.name, fault.Kind(got), test.want)
+		if got := classify(t, w, e); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
 	}
+}
+
+// What an attempt more and NUMA balancing make doubtful.
+func TestClassifyDoubts(t *testing.T) {
+	w := witness(t)
+	const shared = vmRead | vmWrite | vmShared
+	for _, test := range []struct {
+		name    string
+		backing uint8
+		flags   uint64
+		change  func(e *witnessEvidence)
+		want    fault.Kind
+	}{
+		{"shared memory with a userfaultfd", shmemMemory, shared | vmUffdMissing, served(1), fault.Shmem},
+		{"the same, tried again", shmemMemory, shared | vmUffdMissing, served(2), fault.KindUnknown},
+		{"hugetlb with a userfaultfd", hugetlbMemory, shared | vmHugeTLB | vmUffdMissing, served(1), fault.HugeTLB},
+		{"NUMA balancing, shared memory", shmemMemory, shared, balanced, fault.KindUnknown},
+		{"NUMA balancing, file to be read only", fileMemory, vmRead | vmShared, balanced, fault.File},
+		{"NUMA balancing, file to be executed only", fileMemory, vmExec, balanced, fault.KindUnknown},
+	} {
+		e := witnessEvidence{Backing: test.backing, VmaFlags: test.flags}
+		test.change(&e)
+		if got := classify(t, w, e); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+func served(attempts uint8) func(e *witnessEvidence) {
+	return func(e *witnessEvidence) { e.Before.Known, e.Uffd, e.Attempts = true, true, attempts }
+}
+
+func balanced(e *witnessEvidence) { e.Numa = true }
+
+// classify runs the kernel's side of it.
+func classify(t *testing.T, w *witnessObjects, e witnessEvidence) fault.Kind {
+	t.Helper()
+	if err := w.Shown.Set(e); err != nil {
+		t.Fatal(err)
+	}
+	if err := runOnce(w.TryClassify); err != nil {
+		t.Fatal(err)
+	}
+	var got uint8
+	if err := w.Answer.Get(&got); err != nil {
+		t.Fatal(err)
+	}
+	return fault.Kind(got)
 }
 
 // TestPageTables finds the page tables, as the tool does, and reads one page more.

@@ -103,12 +103,9 @@ type faultFaultRecord struct {
 	EntryAfter   uint64
 	LevelBefore  uint8
 	LevelAfter   uint8
-	Missing      uint8
-	Pad          uint8
 	Pages        uint16
 	Folio        uint16
 	Present      uint16
-	_            [6]byte
 	OffcpuNs     uint64
 	ReclaimNs    uint64
 	CompactionNs uint64
@@ -149,6 +146,7 @@ type faultPageKey struct {
 	_      structs.HostLayout
 	Tgid   uint32
 	ExecId uint32
+	Born   uint64
 	Page   uint64
 }
 
@@ -262,6 +260,7 @@ const (
 	faultVarFollowChildren          = "follow_children"
 	faultVarMinLatencyNs            = "min_latency_ns"
 	faultVarNameRecordType          = "name_record_type"
+	faultVarNumaHints               = "numa_hints"
 	faultVarObserverPidns           = "observer_pidns"
 	faultVarPreExecId               = "pre_exec_id"
 	faultVarRememberPages           = "remember_pages"
@@ -277,6 +276,7 @@ const (
 	faultVarSelftestEnd             = "selftest_end"
 	faultVarSelftestStart           = "selftest_start"
 	faultVarStatTables              = "stat_tables"
+	faultVarSwitchHasState          = "switch_has_state"
 	faultVarTableLevels             = "table_levels"
 	faultVarTablesBy                = "tables_by"
 	faultVarTaskStorage             = "task_storage"
@@ -406,6 +406,7 @@ type faultVariableSpecs struct {
 	FollowChildren   *ebpf.VariableSpec `ebpf:"follow_children"`
 	MinLatencyNs     *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType   *ebpf.VariableSpec `ebpf:"name_record_type"`
+	NumaHints        *ebpf.VariableSpec `ebpf:"numa_hints"`
 	ObserverPidns    *ebpf.VariableSpec `ebpf:"observer_pidns"`
 	PreExecId        *ebpf.VariableSpec `ebpf:"pre_exec_id"`
 	RememberPages    *ebpf.VariableSpec `ebpf:"remember_pages"`
@@ -421,6 +422,7 @@ type faultVariableSpecs struct {
 	SelftestEnd      *ebpf.VariableSpec `ebpf:"selftest_end"`
 	SelftestStart    *ebpf.VariableSpec `ebpf:"selftest_start"`
 	StatTables       *ebpf.VariableSpec `ebpf:"stat_tables"`
+	SwitchHasState   *ebpf.VariableSpec `ebpf:"switch_has_state"`
 	TableLevels      *ebpf.VariableSpec `ebpf:"table_levels"`
 	TablesBy         *ebpf.VariableSpec `ebpf:"tables_by"`
 	TaskStorage      *ebpf.VariableSpec `ebpf:"task_storage"`
@@ -522,6 +524,7 @@ type faultVariables struct {
 	FollowChildren   *ebpf.Variable `ebpf:"follow_children"`
 	MinLatencyNs     *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType   *ebpf.Variable `ebpf:"name_record_type"`
+	NumaHints        *ebpf.Variable `ebpf:"numa_hints"`
 	ObserverPidns    *ebpf.Variable `ebpf:"observer_pidns"`
 	PreExecId        *ebpf.Variable `ebpf:"pre_exec_id"`
 	RememberPages    *ebpf.Variable `ebpf:"remember_pages"`
@@ -537,6 +540,7 @@ type faultVariables struct {
 	SelftestEnd      *ebpf.Variable `ebpf:"selftest_end"`
 	SelftestStart    *ebpf.Variable `ebpf:"selftest_start"`
 	StatTables       *ebpf.Variable `ebpf:"stat_tables"`
+	SwitchHasState   *ebpf.Variable `ebpf:"switch_has_state"`
 	TableLevels      *ebpf.Variable `ebpf:"table_levels"`
 	TablesBy         *ebpf.Variable `ebpf:"tables_by"`
 	TaskStorage      *ebpf.Variable `ebpf:"task_storage"`

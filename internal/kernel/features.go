@@ -88,6 +88,10 @@ type Features struct {
 	// Reclaim is whether the tracepoints of direct reclaim, of cgroups too, and of
 	// compaction exist.
 	Reclaim Support
+	// NUMAHints: the kernel takes permissions of pages away to balance NUMA nodes, or may.
+	NUMAHints bool
+	// SwitchHasState: sched_switch hands over the state of the task that leaves (5.18).
+	SwitchHasState bool
 	// TaskStorage: task-local storage in tracing programs (5.13).
 	TaskStorage bool
 	// Witness is whether page tables can be read, and PageTables how.

@@ -313,6 +313,8 @@ func (f *Features) variables(opt Options) (map[string]any, error) {
 		faultVarMinLatencyNs:    uint64(flt.MinLatency),
 		faultVarDirectMap:       f.PageTables.DirectMap,
 		faultVarTableLevels:     f.PageTables.Levels,
+		faultVarNumaHints:       f.NUMAHints,
+		faultVarSwitchHasState:  f.SwitchHasState,
 		faultVarCountOnly:       opt.CountOnly,
 		faultVarRememberPages:   opt.Again,
 		faultVarStatTables:      uint8(len(opt.Tables)),

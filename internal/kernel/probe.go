@@ -46,6 +46,8 @@ func Probe(hooks ...Hook) (Features, System) {
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnTaskStorageGet) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnGetCurrentTaskBtf) == nil
 	f.PageTables, f.Witness = probePageTables()
+	numa, err := process.BalancesNUMA()
+	f.NUMAHints = numa || err != nil
 	if f.PTEFault.OK {
 		f.PTEFault = probeVMFault(&sys, handlePTEFault)
 	}
@@ -122,8 +124,29 @@ func (f *Features) probeTypes() {
 	}
 	f.Tracepoints = tracepoints(spec)
 	f.Reclaim = reclaimTracepoints(spec)
+	f.SwitchHasState = switchHasState(spec)
 	f.SafeFexit = safeFexit(spec)
 	f.PTEFault = describedVMFault(spec, handlePTEFault)
+}
+
+// switchHasState reports whether sched_switch hands over the state of the task that leaves
+// its CPU, behind the two tasks.
+func switchHasState(spec *btf.Spec) bool {
+	var t *btf.Typedef
+	if spec.TypeByName("btf_trace_sched_switch", &t) != nil {
+		return false
+	}
+	p, ok := t.Type.(*btf.Pointer)
+	if !ok {
+		return false
+	}
+	// The first parameter is the tracepoint's own.
+	proto, ok := p.Target.(*btf.FuncProto)
+	if !ok || len(proto.Params) != 5 {
+		return false
+	}
+	_, ok = btf.UnderlyingType(proto.Params[2].Type).(*btf.Pointer)
+	return ok
 }
 
 func tracepoints(spec *btf.Spec) Support {

@@ -35,10 +35,11 @@ type witnessEvidence struct {
 	VmaFlags uint64
 	Backing  uint8
 	Access   uint8
+	Attempts uint8
 	Major    bool
 	Uffd     bool
-	Missing  bool
-	_        [3]byte
+	Numa     bool
+	_        [2]byte
 }
 
 // Names of all BPF objects in the ELF.

@@ -172,12 +172,3 @@ func hasUserfaultfd() bool {
 	_, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, ^uintptr(0), 0, 0)
 	return errno != unix.ENOSYS
 }
-
-// balancesNUMA reports whether NUMA balancing is or may be on.
-func balancesNUMA() (bool, error) {
-	n, err := readInt("/proc/sys/kernel/numa_balancing")
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil // CONFIG_NUMA_BALANCING is off
-	}
-	return err != nil || n != 0, nil
-}

@@ -247,7 +247,7 @@ func TestKindOfWorkloads(t *testing.T) {
 			if test.known {
 				want = rep.Threads[0].Ranges[0].FaultKind
 			}
-			switch numa, _ := balancesNUMA(); {
+			switch numa, _ := process.BalancesNUMA(); {
 			case numa && want == "shmem":
 				want = "unknown"
 			case want == "file" && !s.knowsFiles(t, rep.File):

@@ -183,7 +183,7 @@ func (s *Session) infer(p *proc, m *process.Mapping, f *fault.Fault) {
 	if e.uffd && (e.backing == shmem || e.backing == hugetlb) {
 		e.server = s.holdsUserfault(p)
 	}
-	numa, known := s.numa.get(s.now, refreshAfter, balancesNUMA)
+	numa, known := s.numa.get(s.now, refreshAfter, process.BalancesNUMA)
 	e.numa = numa || !known
 	if kind := e.kind(); kind != fault.KindUnknown {
 		f.Kind = kind

@@ -1,7 +1,9 @@
 package process
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -48,4 +50,13 @@ func nodeRanges(zoneinfo string) []NodeRange {
 		}
 	}
 	return ranges
+}
+
+// BalancesNUMA reports whether NUMA balancing is or may be on.
+func BalancesNUMA() (bool, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/numa_balancing")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // CONFIG_NUMA_BALANCING is off
+	}
+	return err != nil || strings.TrimSpace(string(b)) != "0", nil
 }
