@@ -209,9 +209,11 @@ static __always_inline void forget_image(struct task_state *st, struct task_stru
 {
 	__u64 exec_id = READ_TASK(task, self_exec_id);
 
-	if (st->exec_id == exec_id)
+	if (st->exec_id == exec_id && st->rec.image)
 		return;
 	st->exec_id = exec_id;
+	st->rec.image = exec_id << 24 ^ BPF_CORE_READ(task, group_leader, start_time) >> 10;
+	st->rec.image |= 1;
 	st->vma_mm = st->table_mm = st->exe_match = 0;
 }
 

@@ -160,7 +160,8 @@ struct fault_record {
 	__u8 wait;  /* enum wait that took most of it */
 	__u8 cause; /* si_code of the SIGSEGV that it ended with, 0 for none */
 	__u8 again; /* the page has faulted before in this run */
-	__u8 pad2[3];
+	__u8 pad;
+	__u32 image; /* tells the programs of a process apart, and processes with one id */
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 };

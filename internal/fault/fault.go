@@ -63,6 +63,9 @@ type Fault struct {
 	CPU                uint32
 	// Comm is the name of the thread, Process the name of its thread group leader.
 	Comm, Process Comm
+	// Image is another number after each exec of the process, and of a later process with
+	// the same id.
+	Image uint32
 
 	// Cause is why a fault ended with SIGSEGV, NoCause for others.
 	Cause Cause

@@ -112,10 +112,10 @@ type faultFaultRecord struct {
 	Wait         uint8
 	Cause        uint8
 	Again        uint8
-	Pad2         [3]uint8
+	Pad          uint8
+	Image        uint32
 	Comm         [16]int8
 	Process      [16]int8
-	_            [2]byte
 }
 
 type faultKindRow struct {

@@ -233,7 +233,7 @@ func (s *Session) record(t *task, rec *record) *fault.Fault {
 	s.batch.Faults = append(s.batch.Faults, fault.Fault{
 		End: rec.time,
 		PID: rec.pid, TID: rec.tid, CPU: rec.cpu,
-		Comm: t.comm, Process: t.proc.comm,
+		Comm: t.comm, Process: t.proc.comm, Image: t.proc.image,
 		Known:   fault.HasMode | fault.HasIP,
 		Address: rec.addr, IP: rec.ip,
 	})

@@ -48,6 +48,7 @@ type proc struct {
 	// kin: it or an ancestor of it matched by name, and children are wanted.
 	kin bool
 
+	image  uint32 // fault.Fault.Image
 	status cached[process.Status]
 	exe    cached[string]
 	cgroup cached[bool]
@@ -106,6 +107,12 @@ type tasks struct {
 	chosen bool
 	// sweepAt is the number of processes at which to look for those whose end was missed.
 	sweepAt int
+	images  uint32
+}
+
+func (t *tasks) newImage() uint32 {
+	t.images++
+	return t.images
 }
 
 func newTasks(readProc bool, list map[uint32]bool, children bool) *tasks {
@@ -139,7 +146,7 @@ func (t *tasks) add(pid, tid uint32) *task {
 	t.end(tid)
 	p := t.procs[pid]
 	if p == nil {
-		p = &proc{pid: pid, listed: t.list[pid] || t.chosen}
+		p = &proc{pid: pid, image: t.newImage(), listed: t.list[pid] || t.chosen}
 		p.comm = t.readComm(pid, pid)
 		t.procs[pid] = p
 		t.sweep()
@@ -188,7 +195,7 @@ func (t *tasks) fork(rec *record) {
 func (t *tasks) child(parent *task, pid uint32) *proc {
 	from := parent.proc
 	p := &proc{
-		pid: pid, comm: parent.comm,
+		pid: pid, image: t.newImage(), comm: parent.comm,
 		listed: from.listed && t.children || t.list[pid],
 		kin:    from.kin && t.children,
 		exe:    from.exe,
@@ -217,6 +224,7 @@ func (t *tasks) rename(rec *record, losses uint64) {
 	if rec.side.exec {
 		p.space.Reset()
 		p.looked, p.losses, p.execed = 0, losses, true
+		p.image = t.newImage()
 		p.exe, p.status.tried = cached[string]{}, false
 		if rec.side.status.known {
 			p.status = rec.side.status

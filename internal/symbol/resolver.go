@@ -74,7 +74,7 @@ type file struct {
 
 // tailed is a process with mappings that continue files.
 type tailed struct {
-	name   fault.Comm // since its last exec
+	image  uint32 // fault.Fault.Image
 	tails  []tail
 	looked bool   // at all of its mappings
 	lookAt uint64 // not before
@@ -223,9 +223,7 @@ func tails(maps []process.Mapping) []tail {
 	return slices.DeleteFunc(found, func(t tail) bool { return t.end == t.of.End })
 }
 
-// process is what is known of the process of a fault since its last exec, which has
-// given it another name in all likelihood. If not, it is the same program, or mapped
-// elsewhere.
+// process is what is known of the process of a fault since its last exec.
 func (r *Resolver) process(f *fault.Fault) *tailed {
 	id := f.HostPID
 	if id == 0 {
@@ -236,11 +234,11 @@ func (r *Resolver) process(f *fault.Fault) *tailed {
 		if len(r.processes) >= maxProcesses {
 			clear(r.processes)
 		}
-		p = &tailed{name: f.Process}
+		p = &tailed{image: f.Image}
 		r.processes[id] = p
 	}
-	if p.name != f.Process {
-		*p = tailed{name: f.Process, lookAt: p.lookAt}
+	if p.image != f.Image {
+		*p = tailed{image: f.Image, lookAt: p.lookAt}
 	}
 	return p
 }

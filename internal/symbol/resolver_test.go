@@ -114,8 +114,11 @@ func TestTail(t *testing.T) {
 	other := bss
 	other.PID--
 	same(t, "another process", resolve(r, other), "")
+	renamed := bss
+	renamed.Process = fault.MakeComm("other")
+	same(t, "after a change of name", resolve(r, renamed), resolve(r, bss))
 	execed := bss
-	execed.Process = fault.MakeComm("other")
+	execed.Image++
 	same(t, "after an exec", resolve(r, execed), "")
 
 	// A source that knows all mappings is believed alone.
