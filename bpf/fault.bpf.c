@@ -8,10 +8,10 @@
  *   tracepoint  tp_btf/page_fault_user, _kernel  perf_event on page-faults-min, -maj
  *
  * All of them call begin() and end(). Beside them, for every hook, tp_btf on
- * signal_generate (faults that no mapping answers), sched_process_fork, _exit and
- * task_rename (who is traced). Linux 5.10 and newer.
+ * signal_generate (faults that no mapping answers), sched_wakeup_new,
+ * sched_process_exit and sched_switch (who is traced). Linux 5.10 and newer.
  *
- * Maps: records (ring buffer), counts (per CPU), states or states_by_tid (a
+ * Maps: records (ring buffer), counts (per CPU), states or states_by_task (a
  * thread's fault in flight), tracked, tids, cgroup (filters), names (file names
  * already sent).
  *
