@@ -358,8 +358,10 @@ func TestSample(t *testing.T) {
 	if c.Seen < 5000 || uint64(len(faults)) != (c.Seen+9)/10 {
 		t.Errorf("%d faults kept, counters %+v", len(faults), c)
 	}
-	if n := count(faults, in(reports[0])); n < 499 || n > 501 {
-		t.Errorf("%d faults of 5000 kept, want a tenth", n)
+	// Faults of the child's other threads come in between.
+	others := int(c.Seen) - 5000
+	if n := count(faults, in(reports[0])); n < 499-others || n > 501+others {
+		t.Errorf("%d faults of 5000 kept, want a tenth; %d others", n, others)
 	}
 }
 

@@ -53,12 +53,14 @@ func TestSystemWide(t *testing.T) {
 		}()
 		faults, c := collect(t, s, done)
 		for i, r := range got {
-			if n := count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.PID == uint32(r.PID) }); n != test.want[i] {
-				t.Errorf("%s: %d faults of program %d, want %d", test.name, n, i, test.want[i])
+			n := count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.PID == uint32(r.PID) })
+			if n > test.want[i] || n+int(c.LostTotal()) < test.want[i] {
+				t.Errorf("%s: %d faults of program %d, want %d; counters %+v", test.name, n, i, test.want[i], c)
 			}
 		}
+		// A busy machine may fill the rings.
 		for _, l := range c.Lost {
-			if !strings.Contains(l.Where, unrecorded) || l.Count > 1+(c.Seen+c.Filtered)/1000 {
+			if strings.Contains(l.Where, unrecorded) && l.Count > 1+(c.Seen+c.Filtered)/1000 {
 				t.Errorf("%s: counters %+v", test.name, c)
 			}
 		}
