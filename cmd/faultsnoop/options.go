@@ -146,11 +146,28 @@ func parseColumns(list string) ([]view.Column, error) {
 	return columns, err
 }
 
+// checkColumns refuses columns that are empty without another flag, unless a preset has
+// brought them.
+func (o *traceOptions) checkColumns(list string) error {
+	for word := range strings.SplitSeq(list, ",") {
+		flag := map[string]string{"again": "--again", "pfn": "--pfn", "node": "--pfn"}[strings.TrimSpace(word)]
+		if flag == "--again" && !o.again || flag == "--pfn" && !o.pfn {
+			return usagef("column %s is empty without %s: add it, or leave the column out", strings.TrimSpace(word), flag)
+		}
+	}
+	return nil
+}
+
 // filter checks the flags against each other and against the tasks there are,
 // and turns them into a filter. Errors are for the user.
 func (o *traceOptions) filter(flags *pflag.FlagSet, withCommand bool) (fault.Filter, error) {
 	if err := o.contradiction(withCommand); err != nil {
 		return fault.Filter{}, err
+	}
+	if f := flags.Lookup("columns"); f != nil {
+		if err := o.checkColumns(f.Value.String()); err != nil {
+			return fault.Filter{}, err
+		}
 	}
 	if err := o.checkTasks(); err != nil {
 		return fault.Filter{}, err

@@ -48,6 +48,8 @@ func TestBadInput(t *testing.T) {
 		{"trace --cgroup /no/such", 2, "no such cgroup"},
 		{"trace --cgroup /tmp", 2, "not a cgroup"},
 		{"workload touch --pages abc", 2, `invalid value "abc" for --pages: not a whole number`},
+		{"trace --columns pid,again", 2, "column again is empty without --again: add it"},
+		{"trace --columns node --again", 2, "column node is empty without --pfn: add it"},
 		{"workload touch --pages 99999999999999999999", 2, "too large a number"},
 		{"workload touch --hold abc", 2, "with its unit"},
 		{"trace --json=x", 2, "neither true nor false"},

@@ -140,7 +140,7 @@ func whyInvalid(err *pflag.InvalidValueError) string {
 	case errors.Is(number, strconv.ErrRange):
 		return "too large a number"
 	}
-	return "not a whole number"
+	return "not a whole number from 0 on"
 }
 
 func checkSubcommand(cmd *cobra.Command, args []string) error {

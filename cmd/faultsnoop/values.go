@@ -82,7 +82,7 @@ func oneOf[T any](names []string, parse func(string) (T, bool)) func(string) (T,
 func parseID(text string) (uint32, error) {
 	id, err := strconv.ParseUint(text, 10, 31)
 	if err != nil || id == 0 {
-		return 0, errors.New("write a number, or several as in 12,34")
+		return 0, errors.New("write a number from 1 on, or several as in 12,34")
 	}
 	return uint32(id), nil
 }
