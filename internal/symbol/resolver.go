@@ -19,8 +19,8 @@ const (
 	// remembered.
 	maxOpen   = 128
 	maxFailed = 4096
-	// maxPieces bounds the symbols of all files, to some 128 MiB.
-	maxPieces = 4 << 20
+	// maxKept bounds what is kept of all files, in bytes.
+	maxKept = 128 << 20
 	// maxProcesses and maxTails bound what is known of mappings.
 	maxProcesses = 4096
 	maxTails     = 1024
@@ -52,7 +52,7 @@ type Resolver struct {
 	opt       Options
 	files     map[fileID]*file
 	failed    int
-	pieces    int
+	kept      int // bytes of all images
 	processes map[uint32]*tailed
 
 	now      uint64 // of the batch
@@ -67,6 +67,7 @@ type Resolver struct {
 type file struct {
 	*opened        // nil if it could not be opened
 	image   *image // nil if it is no ELF file that can be read
+	kept    int    // its size, as far as it is in [Resolver.kept]
 	used    uint64 // when it was asked for last
 	checked uint64 // and when whether it has changed
 	retry   uint64 // when to look at it again, if image is nil
@@ -162,13 +163,16 @@ func (r *Resolver) show(f *fault.Fault, fl *file, p place) {
 	if !r.opt.Symbols || !p.hasAddr {
 		return
 	}
-	symbols := &fl.image.symbols
-	before := len(symbols.pieces)
-	f.Symbol, f.SymbolOffset = symbols.at(p.addr)
-	if more := len(symbols.pieces) - before; more > 0 {
-		r.pieces += more
-		for r.pieces > maxPieces && r.forgetOldest(fl) {
-		}
+	f.Symbol, f.SymbolOffset = fl.image.symbols.at(p.addr)
+	r.account(fl)
+}
+
+// account takes note of what is kept of a file, and forgets others if that is too much.
+func (r *Resolver) account(fl *file) {
+	size := fl.image.size()
+	r.kept += size - fl.kept
+	fl.kept = size
+	for r.kept > maxKept && r.forgetOldest(fl) {
 	}
 }
 
@@ -315,6 +319,7 @@ func (r *Resolver) load(fl *file) {
 	if fl.opened != nil {
 		var err error
 		if fl.image, err = readImage(fl.File, r.opt.PageSize); err == nil {
+			r.account(fl)
 			return
 		}
 		fl.Close()
@@ -389,7 +394,7 @@ func (r *Resolver) forget(id fileID) {
 // drop forgets what was read of a file.
 func (r *Resolver) drop(fl *file) {
 	if fl.image != nil {
-		r.pieces -= len(fl.image.symbols.pieces)
-		fl.image = nil
+		r.kept -= fl.kept
+		fl.image, fl.kept = nil, 0
 	}
 }

@@ -316,6 +316,43 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestKept: what is kept of all files is counted and bounded.
+func TestKept(t *testing.T) {
+	dir := t.TempDir()
+	r := newResolver(t)
+	look := func(name string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		write(t, path, program(elf.ET_DYN, 0).bytes(elf.ELFCLASS64))
+		same(t, name, resolve(r, faultOn(t, path, dataMapping, loadedAt+0x2900)), ".data table+0xf0")
+		sum := 0
+		for _, fl := range r.files {
+			sum += fl.image.size()
+		}
+		if r.kept != sum || sum == 0 {
+			t.Errorf("%d bytes are counted, %d kept", r.kept, sum)
+		}
+	}
+	look("a")
+	look("b")
+	look("a") // once more
+	if len(r.files) != 2 {
+		t.Errorf("%d files are kept", len(r.files))
+	}
+	for _, fl := range r.files { // each is as large as all may be
+		fl.kept += maxKept
+		r.kept += maxKept
+	}
+	look("c")
+	if len(r.files) != 1 {
+		t.Errorf("%d files are kept", len(r.files))
+	}
+	r.Close()
+	if r.kept != 0 {
+		t.Errorf("%d bytes stay counted", r.kept)
+	}
+}
+
 // BenchmarkResolve is the cost of one record, of objects of one file with thousands.
 func BenchmarkResolve(b *testing.B) {
 	libc, err := exec.Command("sh", "-c", "ldd /bin/sh | awk '/libc/ {print $3}'").Output()
