@@ -99,6 +99,23 @@ func TestParseMapping(t *testing.T) {
 	}
 }
 
+// TestMappingsApart: a mapping may be kept for long, and the text it was in may be large.
+func TestMappingsApart(t *testing.T) {
+	for _, name := range []string{"/usr/lib/libc.so.6", "/usr/lib/x (deleted)", "[heap]", "[anon:name]", `/a\012b`} {
+		line := "7f100000-7f102000 r-xp 00003000 08:01 1234    " + name
+		m, err := parseMapping(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := uintptr(unsafe.Pointer(unsafe.StringData(line)))
+		for _, s := range []string{m.Path, m.Label} {
+			if at := uintptr(unsafe.Pointer(unsafe.StringData(s))); at >= begin && at < begin+uintptr(len(line)) {
+				t.Errorf("%q is a part of the line", s)
+			}
+		}
+	}
+}
+
 func TestFilePath(t *testing.T) {
 	for path, want := range map[string]struct {
 		file string

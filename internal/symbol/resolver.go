@@ -7,8 +7,10 @@
 package symbol
 
 import (
+	"maps"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/process"
@@ -21,14 +23,18 @@ const (
 	maxFailed = 4096
 	// maxKept bounds what is kept of all files, in bytes.
 	maxKept = 128 << 20
-	// maxProcesses and maxTails bound what is known of mappings.
+	// maxProcesses, maxTails, of each, and maxTailBytes, of all, bound what is known of
+	// mappings.
 	maxProcesses = 4096
 	maxTails     = 1024
+	maxTailBytes = 16 << 20
 
 	// retryAfter is how long a failure is believed, and closeAfter how long a file stays
 	// open that nobody asks for: nobody could unmount its file system.
 	retryAfter = 1e9
 	closeAfter = 10e9
+	// partAfter is how long a process is known that nobody asks for.
+	partAfter = 60e9
 	// lookShare is the share of time that goes into reading mappings of processes at most,
 	// 1/lookShare, and lookEvery how often those of one are read at most.
 	lookShare = 20
@@ -54,6 +60,7 @@ type Resolver struct {
 	failed    int
 	kept      int // bytes of all images
 	processes map[uint32]*tailed
+	tailBytes int // bytes of all tails
 
 	now      uint64 // of the batch
 	swept    uint64
@@ -77,8 +84,10 @@ type file struct {
 type tailed struct {
 	name   fault.Comm // since its last exec
 	tails  []tail
+	bytes  int    // of tails
 	looked bool   // at all of its mappings
 	lookAt uint64 // not before
+	used   uint64 // when it was asked for last
 }
 
 // tail is anonymous memory that begins right behind a mapping of a file.
@@ -87,6 +96,11 @@ type tail struct {
 	// end is where the memory ends, as far as is known: what follows [of.End, end) has
 	// parts with different flags.
 	end uint64
+}
+
+// size is how many bytes are kept of a tail, about.
+func (t *tail) size() int {
+	return int(unsafe.Sizeof(*t)) + len(t.of.Path) + len(t.of.Label)
 }
 
 // NewResolver returns a resolver that has nothing open yet.
@@ -135,7 +149,7 @@ func (r *Resolver) resolveFile(f *fault.Fault) {
 		return
 	}
 	if bounds && !r.opt.Timeline && f.Mode != fault.Remote && fl.image.hasTail(&f.VMA) {
-		r.process(f).add(tail{of: f.VMA, end: f.VMA.End + 1})
+		r.addTails(r.process(f), tail{of: f.VMA, end: f.VMA.End + 1})
 	}
 	if f.End >= fl.since {
 		r.show(f, fl, fl.image.placeOfOffset(f.FileOffset(r.opt.PageSize), &f.VMA, bounds))
@@ -195,21 +209,19 @@ func (r *Resolver) continued(f *fault.Fault) *fault.VMA {
 // the tracing may have taken all their faults by then.
 func (r *Resolver) lookAround(p *tailed, pid uint32) {
 	begin := process.Now()
-	maps, _ := process.ReadMaps(int(pid)) // one that has ended has none
-	for _, t := range tails(maps) {
-		p.add(t)
-	}
+	mappings, _ := process.ReadMaps(int(pid)) // one that has ended has none
+	r.addTails(p, tails(mappings)...)
 	end := process.Now()
 	p.looked, p.lookAt = true, end+lookEvery
 	r.nextLook = end + (end-begin)*lookShare
 }
 
 // tails finds anonymous memory that follows files.
-func tails(maps []process.Mapping) []tail {
+func tails(mappings []process.Mapping) []tail {
 	var found []tail
 	var open *tail // ends where the next mapping may begin
-	for i := range maps {
-		m := &maps[i]
+	for i := range mappings {
+		m := &mappings[i]
 		switch {
 		case m.Inode != 0 && m.HasPgOff:
 			path, _ := process.FilePath(m.Path)
@@ -238,30 +250,59 @@ func (r *Resolver) process(f *fault.Fault) *tailed {
 	p := r.processes[id]
 	if p == nil {
 		if len(r.processes) >= maxProcesses {
-			clear(r.processes)
+			r.partAll()
 		}
 		p = &tailed{name: f.Process}
 		r.processes[id] = p
 	}
 	if p.name != f.Process {
+		r.tailBytes -= p.bytes
 		*p = tailed{name: f.Process, lookAt: p.lookAt}
 	}
+	p.used = r.now
 	return p
+}
+
+// partAll forgets all processes.
+func (r *Resolver) partAll() {
+	clear(r.processes)
+	r.tailBytes = 0
+}
+
+// addTails adds to what is known of a process, and forgets all others if that is too much.
+func (r *Resolver) addTails(p *tailed, tails ...tail) {
+	before := p.bytes
+	for _, t := range tails {
+		p.add(t)
+	}
+	if r.tailBytes += p.bytes - before; r.tailBytes > maxTailBytes {
+		maps.DeleteFunc(r.processes, func(_ uint32, other *tailed) bool { return other != p })
+		r.tailBytes = p.bytes
+	}
 }
 
 func (p *tailed) add(t tail) {
 	for i := range p.tails {
 		if old := &p.tails[i]; old.of.End == t.of.End && old.of.Inode == t.of.Inode && old.of.Dev == t.of.Dev {
+			p.bytes -= old.size()
 			old.of, old.end = t.of, max(old.end, t.end)
+			p.bytes += old.size()
 			return
 		}
 	}
 	// What was mapped there before is gone.
-	p.tails = slices.DeleteFunc(p.tails, func(old tail) bool { return old.of.Start < t.of.End && t.of.Start < old.of.End })
+	p.tails = slices.DeleteFunc(p.tails, func(old tail) bool {
+		gone := old.of.Start < t.of.End && t.of.Start < old.of.End
+		if gone {
+			p.bytes -= old.size()
+		}
+		return gone
+	})
 	if len(p.tails) >= maxTails {
-		p.tails = p.tails[:0]
+		p.tails, p.bytes = nil, 0
 	}
 	p.tails = append(p.tails, t)
+	p.bytes += t.size()
 }
 
 func (p *tailed) find(v *fault.VMA) *fault.VMA {
@@ -361,7 +402,7 @@ func (r *Resolver) forgetOldest(inUse *file) bool {
 	return found
 }
 
-// sweep closes files that were not asked for for a while.
+// sweep closes files and forgets processes that were not asked for for a while.
 func (r *Resolver) sweep() {
 	if r.now-r.swept < retryAfter {
 		return
@@ -370,6 +411,12 @@ func (r *Resolver) sweep() {
 	for id, fl := range r.files {
 		if r.now-fl.used > closeAfter {
 			r.forget(id)
+		}
+	}
+	for id, p := range r.processes {
+		if r.now-p.used > partAfter {
+			r.tailBytes -= p.bytes
+			delete(r.processes, id)
 		}
 	}
 }

@@ -353,6 +353,72 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// TestKeptTails: what is kept of mappings is counted, bounded and not for ever.
+func TestKeptTails(t *testing.T) {
+	r := NewResolver(Options{PageSize: page})
+	r.now = process.Now()
+	tailAt := func(i uint64, path string) tail {
+		v := mapping(i*0x10000, i*0x10000+0x1000, 0, "rw-p")
+		v.Path, v.Label = path, filepath.Base(path)
+		return tail{of: v, end: v.End + page}
+	}
+	counted := func(what string) {
+		t.Helper()
+		sum := 0
+		for _, p := range r.processes {
+			names := 0
+			for i := range p.tails {
+				sum += p.tails[i].size()
+				names += len(p.tails[i].of.Path)
+			}
+			if p.bytes < names {
+				t.Errorf("%s: %d bytes are counted, of paths alone %d", what, p.bytes, names)
+			}
+		}
+		if r.tailBytes != sum || sum > maxTailBytes {
+			t.Errorf("%s: %d bytes are counted, %d kept", what, r.tailBytes, sum)
+		}
+	}
+	of := func(pid uint32, name string) *tailed {
+		return r.process(&fault.Fault{PID: pid, Process: fault.MakeComm(name)})
+	}
+	long := "/" + strings.Repeat("n", 4000)
+	for pid := range uint32(8) {
+		for i := range uint64(maxTails - 1) {
+			r.addTails(of(1+pid, "a"), tailAt(i, long))
+		}
+		counted("many")
+	}
+	if n := len(r.processes); n < 2 || n == 8 {
+		t.Errorf("%d processes are kept", n)
+	}
+	last := of(8, "a")
+	r.addTails(last, tailAt(0, "/short"))
+	counted("another at its place")
+	r.addTails(last, tail{of: mapping(0, 1<<40, 0, "rw-p"), end: 1<<40 + 1})
+	counted("one over all")
+	if len(last.tails) != 1 {
+		t.Errorf("%d are kept", len(last.tails))
+	}
+	for i := range uint64(maxTails + 1) {
+		r.addTails(last, tailAt(i, "/x"))
+	}
+	counted("too many")
+	of(8, "b")
+	counted("after exec")
+	r.now, r.swept = r.now+partAfter+1, 0
+	of(8, "b")
+	r.sweep()
+	counted("later")
+	if len(r.processes) != 1 || r.processes[8] == nil {
+		t.Errorf("%d processes are kept", len(r.processes))
+	}
+	for pid := range uint32(maxProcesses) {
+		r.addTails(of(9+pid, "a"), tailAt(0, "/x"))
+	}
+	counted("many processes")
+}
+
 // BenchmarkResolve is the cost of one record, of objects of one file with thousands.
 func BenchmarkResolve(b *testing.B) {
 	libc, err := exec.Command("sh", "-c", "ldd /bin/sh | awk '/libc/ {print $3}'").Output()
@@ -393,7 +459,7 @@ func BenchmarkResolve(b *testing.B) {
 		}
 		p := r.process(&heap[0])
 		for i := range uint64(64) {
-			p.add(tail{of: fault.VMA{Start: i << 20, End: (i + 1) << 20, Inode: 1}, end: (i+1)<<20 + 1})
+			r.addTails(p, tail{of: fault.VMA{Start: i << 20, End: (i + 1) << 20, Inode: 1}, end: (i+1)<<20 + 1})
 		}
 		for b.Loop() {
 			r.Resolve(heap)
