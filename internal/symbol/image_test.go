@@ -202,7 +202,7 @@ func check(t *testing.T, name string, im *image, p place, section, symbol string
 	var got string
 	if p.hasAddr {
 		f := fault.Fault{}
-		f.Symbol, f.SymbolOffset = im.symbols.at(p.addr)
+		f.Symbol, f.SymbolOffset = im.symbols.at(p.addr, true)
 		got = shown(&f)
 	}
 	if p.section != section || got != symbol {
@@ -355,10 +355,10 @@ func TestRank(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, off := im.symbols.at(0x4205); name != "global" || off != 5 {
+	if name, off := im.symbols.at(0x4205, true); name != "global" || off != 5 {
 		t.Errorf("got %s+%d", name, off)
 	}
-	if name, _ := im.symbols.at(0x5000); name != "" {
+	if name, _ := im.symbols.at(0x5000, true); name != "" {
 		t.Errorf("a name of %d bytes", len(name))
 	}
 }
@@ -393,7 +393,7 @@ func TestHostile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, _ := im.symbols.at(0x402810); name != "" {
+	if name, _ := im.symbols.at(0x402810, true); name != "" {
 		t.Errorf("%s in a table that is not there", name)
 	}
 }
@@ -451,7 +451,7 @@ func TestSymbolNames(t *testing.T) {
 	}
 	most := 0
 	for i := range uint64(n) {
-		if name, _ := im.symbols.at(0x4200 + i); len(name) != maxName-1 {
+		if name, _ := im.symbols.at(0x4200+i, true); len(name) != maxName-1 {
 			t.Fatalf("symbol %d has a name of %d bytes", i, len(name))
 		}
 		kept := 0
@@ -511,8 +511,8 @@ func probe(b []byte) {
 			im.hasTail(&v)
 		}
 		im.placeOfAddr(off)
-		im.symbols.at(off)
-		im.symbols.at(0x400000 + off)
+		im.symbols.at(off, true)
+		im.symbols.at(0x400000+off, true)
 	}
 }
 

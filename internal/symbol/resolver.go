@@ -35,9 +35,12 @@ const (
 	closeAfter = 10e9
 	// partAfter is how long a process is known that nobody asks for.
 	partAfter = 60e9
-	// lookShare is the share of time that goes into reading mappings of processes at most,
-	// 1/lookShare, and lookEvery how often those of one are read at most.
-	lookShare = 20
+	// readShare is the share of time that goes into reading files and mappings at most,
+	// 1/readShare, since no records are taken meanwhile; maxSaved is what may be made up for
+	// at once, in nanoseconds. lookEvery is how often the mappings of one process are read at
+	// most.
+	readShare = 20
+	maxSaved  = 1e9
 	lookEvery = 1e9
 )
 
@@ -62,9 +65,11 @@ type Resolver struct {
 	processes map[uint32]*tailed
 	tailBytes int // bytes of all tails
 
-	now      uint64 // of the batch
-	swept    uint64
-	nextLook uint64 // when mappings may be read again
+	now   uint64 // of the batch
+	swept uint64
+	saved int64 // nanoseconds that may go into reading, by readShare
+	// unread stands for files that cannot be afforded now.
+	unread file
 	// last is the file asked for last.
 	last   *file
 	lastID fileID
@@ -77,6 +82,7 @@ type file struct {
 	kept    int    // its size, as far as it is in [Resolver.kept]
 	used    uint64 // when it was asked for last
 	checked uint64 // and when whether it has changed
+	stale   bool   // it has, and was not read again yet
 	retry   uint64 // when to look at it again, if image is nil
 }
 
@@ -119,7 +125,9 @@ func (r *Resolver) Close() {
 // to be called for empty batches too, now and then: files that are not used any more are
 // closed.
 func (r *Resolver) Resolve(faults []fault.Fault) {
-	r.now = process.Now()
+	now := process.Now()
+	r.saved = min(r.saved+int64((now-r.now)/readShare), maxSaved)
+	r.now = now
 	r.sweep()
 	for i := range faults {
 		f := &faults[i]
@@ -138,6 +146,12 @@ func (r *Resolver) Resolve(faults []fault.Fault) {
 func continues(label string) bool {
 	return label == "[anon]" || label == "[heap]" || strings.HasPrefix(label, "[anon:")
 }
+
+// affords reports whether something may be read. What cannot be is unknown for now.
+func (r *Resolver) affords() bool { return r.saved > 0 }
+
+// spend takes note of what was read since a moment.
+func (r *Resolver) spend(since uint64) { r.saved -= int64(process.Now() - since) }
 
 func (r *Resolver) resolveFile(f *fault.Fault) {
 	if !f.Is(fault.HasPgOff) {
@@ -177,7 +191,10 @@ func (r *Resolver) show(f *fault.Fault, fl *file, p place) {
 	if !r.opt.Symbols || !p.hasAddr {
 		return
 	}
-	f.Symbol, f.SymbolOffset = fl.image.symbols.at(p.addr)
+	symbols := &fl.image.symbols
+	f.Symbol, f.SymbolOffset = symbols.at(p.addr, r.affords())
+	r.saved -= int64(symbols.took)
+	symbols.took = 0
 	r.account(fl)
 }
 
@@ -198,7 +215,7 @@ func (r *Resolver) continued(f *fault.Fault) *fault.VMA {
 	}
 	p := r.process(f)
 	of := p.find(&f.VMA)
-	if of == nil && !p.looked && r.now >= max(p.lookAt, r.nextLook) && r.opt.Proc && f.PID != 0 {
+	if of == nil && !p.looked && r.now >= p.lookAt && r.affords() && r.opt.Proc && f.PID != 0 {
 		r.lookAround(p, f.PID)
 		of = p.find(&f.VMA)
 	}
@@ -208,12 +225,10 @@ func (r *Resolver) continued(f *fault.Fault) *fault.VMA {
 // lookAround reads the mappings of a process, once: those of one that began before
 // the tracing may have taken all their faults by then.
 func (r *Resolver) lookAround(p *tailed, pid uint32) {
-	begin := process.Now()
+	defer r.spend(process.Now())
 	mappings, _ := process.ReadMaps(int(pid)) // one that has ended has none
 	r.addTails(p, tails(mappings)...)
-	end := process.Now()
-	p.looked, p.lookAt = true, end+lookEvery
-	r.nextLook = end + (end-begin)*lookShare
+	p.looked, p.lookAt = true, r.now+lookEvery
 }
 
 // tails finds anonymous memory that follows files.
@@ -321,26 +336,31 @@ func (r *Resolver) open(v *fault.VMA, bounds bool, f *fault.Fault) *file {
 	if fl == nil || r.lastID != id {
 		fl = r.files[id]
 	}
-	if fl != nil && fl.image == nil && r.now >= fl.retry {
+	if fl == nil || fl.image == nil && r.now >= fl.retry {
+		if !r.affords() {
+			return &r.unread
+		}
 		r.forget(id)
-		fl = nil
-	}
-	if fl == nil {
 		fl = r.look(id, v, bounds, f)
 	}
 	fl.used = r.now
+	r.last, r.lastID = fl, id
 	if fl.image != nil && fl.checked != r.now {
 		fl.checked = r.now
-		if !fl.current() {
-			r.load(fl)
-		}
+		fl.stale = !fl.current() || fl.stale
 	}
-	r.last, r.lastID = fl, id
+	if fl.stale {
+		if !r.affords() {
+			return &r.unread
+		}
+		r.reload(fl)
+	}
 	return fl
 }
 
 // look opens a file that is not known yet.
 func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *file {
+	defer r.spend(process.Now())
 	r.makeRoom()
 	fl := &file{checked: r.now}
 	r.files[id] = fl
@@ -354,9 +374,15 @@ func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *f
 	return fl
 }
 
+// reload reads a file that has changed.
+func (r *Resolver) reload(fl *file) {
+	defer r.spend(process.Now())
+	r.drop(fl)
+	r.load(fl)
+}
+
 // load reads the headers; a file that is of no use is closed.
 func (r *Resolver) load(fl *file) {
-	r.drop(fl)
 	if fl.opened != nil {
 		var err error
 		if fl.image, err = readImage(fl.File, r.opt.PageSize); err == nil {
@@ -442,6 +468,6 @@ func (r *Resolver) forget(id fileID) {
 func (r *Resolver) drop(fl *file) {
 	if fl.image != nil {
 		r.kept -= fl.kept
-		fl.image, fl.kept = nil, 0
+		fl.image, fl.kept, fl.stale = nil, 0, false
 	}
 }

@@ -419,6 +419,71 @@ func TestKeptTails(t *testing.T) {
 	counted("many processes")
 }
 
+// TestShareOfTime: whatever is read is paid for, and what cannot be is unknown for now.
+func TestShareOfTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "program")
+	l := program(elf.ET_DYN, 0)
+	write(t, path, l.bytes(elf.ELFCLASS64))
+	fresh := func() fault.Fault { return faultOn(t, path, dataMapping, loadedAt+0x2900) }
+	cleared := func() fault.Fault { return faultOn(t, path, dataMapping, loadedAt+0x4208) }
+	r := newResolver(t)
+	const hour = 3600e9
+	poor := func(what string, f fault.Fault, want string) {
+		t.Helper()
+		r.saved = -hour
+		same(t, what+", in debt", resolve(r, f), want)
+		if r.saved < -hour {
+			t.Errorf("%s: time was spent in debt", what)
+		}
+	}
+	rich := func(what string, f fault.Fault, want string) {
+		t.Helper()
+		r.saved = maxSaved
+		same(t, what, resolve(r, f), want)
+		if r.saved == maxSaved {
+			t.Errorf("%s: nothing was paid", what)
+		}
+	}
+	poor("a file", fresh(), "")
+	if len(r.files) != 0 {
+		t.Error("what was not looked at is remembered")
+	}
+	r.opt.Symbols = false
+	rich("a file", fresh(), ".data")
+	r.opt.Symbols = true
+	poor("symbols", fresh(), ".data")
+	rich("symbols", fresh(), ".data table+0xf0")
+	poor("a name that is known", fresh(), ".data table+0xf0")
+	poor("another name", cleared(), ".bss")
+	rich("another name", cleared(), ".bss array+0x8")
+
+	l.symbols[1].name = "other"
+	write(t, path, l.bytes(elf.ELFCLASS64))
+	now := fresh()
+	poor("a change", now, "")
+	poor("the same change", now, "")
+	rich("the change", now, ".data other+0xf0")
+
+	self := anonymous(bssMapping, loadedAt+0x5010)
+	self.PID = uint32(os.Getpid())
+	poor("mappings", self, "")
+	if r.process(&self).looked {
+		t.Error("mappings are read in debt")
+	}
+	rich("mappings", self, "")
+
+	// A debt is paid by time, and no more is saved than may be.
+	r.saved, r.now = -1e9, process.Now()-(readShare*1e9+readShare*2)
+	same(t, "later", resolve(r, now), ".data other+0xf0")
+	if !r.affords() || r.saved > 1e9 {
+		t.Errorf("%d ns are saved after a debt was paid", r.saved)
+	}
+	r.now = 0
+	if resolve(r, now); r.saved > maxSaved {
+		t.Errorf("%d ns are saved", r.saved)
+	}
+}
+
 // BenchmarkResolve is the cost of one record, of objects of one file with thousands.
 func BenchmarkResolve(b *testing.B) {
 	libc, err := exec.Command("sh", "-c", "ldd /bin/sh | awk '/libc/ {print $3}'").Output()

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sort"
 	"unsafe"
+
+	"faultsnoop/internal/process"
 )
 
 // Bounds of what is read and kept of the symbols of one file.
@@ -32,6 +34,8 @@ type symbols struct {
 	// known are names by their places, of so many bytes.
 	known      map[uint32]string
 	knownBytes int
+	// took is how many nanoseconds reading has taken; it is for the caller to clear.
+	took uint64
 }
 
 // extent is a part of a file.
@@ -66,25 +70,36 @@ func symbolsOf(r io.ReaderAt, f *elf.File) symbols {
 }
 
 // at is the innermost symbol at a linked address and how far behind its beginning that
-// is; an empty name if there is none.
-func (s *symbols) at(addr uint64) (name string, offset uint64) {
+// is; an empty name if there is none, or if more would have to be read and that may not be.
+func (s *symbols) at(addr uint64, mayRead bool) (name string, offset uint64) {
 	if s.table.size > 0 {
+		if !mayRead {
+			return "", 0
+		}
+		begin := process.Now()
 		// What cannot be read has no symbols.
 		s.pieces, _ = s.read()
 		s.table = extent{}
+		s.took += process.Now() - begin
 	}
 	i := sort.Search(len(s.pieces), func(i int) bool { return s.pieces[i].end > addr })
 	if i == len(s.pieces) || addr < s.pieces[i].start {
 		return "", 0
 	}
 	p := &s.pieces[i]
-	return s.name(p.name), addr - p.base
+	name, known := s.known[p.name]
+	if !known {
+		if !mayRead {
+			return "", 0
+		}
+		begin := process.Now()
+		name = s.readName(p.name)
+		s.took += process.Now() - begin
+	}
+	return name, addr - p.base
 }
 
-func (s *symbols) name(at uint32) string {
-	if name, ok := s.known[at]; ok {
-		return name
-	}
+func (s *symbols) readName(at uint32) string {
 	var b [maxName]byte
 	var name string
 	if uint64(at) < s.names.size {
