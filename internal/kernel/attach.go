@@ -123,7 +123,7 @@ const probePrefix = "faultsnoop"
 // which the library needs tracefs, and takes the kernel's default where there is none:
 // missed returns then become records without latency.
 func kretprobe(symbol string, p *ebpf.Program) (link.Link, error) {
-	tracefs := mountOf("tracefs")
+	tracefs := process.MountPoint("tracefs")
 	if tracefs == "" {
 		return link.Kretprobe(symbol, p, nil)
 	}

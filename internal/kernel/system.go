@@ -57,8 +57,8 @@ func ReadSystem() System {
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil {
 		s.Memlock = lim.Cur
 	}
-	s.Tracefs = mountOf("tracefs")
-	s.Preemption = preemption(unix.ByteSliceToString(uts.Version[:]), mountOf("debugfs"))
+	s.Tracefs = process.MountPoint("tracefs")
+	s.Preemption = preemption(unix.ByteSliceToString(uts.Version[:]), process.MountPoint("debugfs"))
 	s.Container = container()
 	return s
 }
@@ -110,22 +110,6 @@ func sysctl(name string) *int {
 		return nil
 	}
 	return &v
-}
-
-// mountOf is the first mount point of a file system type.
-func mountOf(fstype string) string {
-	f, err := os.Open("/proc/self/mounts")
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		if w := strings.Fields(sc.Text()); len(w) > 2 && w[2] == fstype {
-			return w[1]
-		}
-	}
-	return ""
 }
 
 func container() string {

@@ -155,11 +155,30 @@ func mayBeDAX(dev uint32) bool {
 	return true
 }
 
-// ofNode is what stands behind a node in /dev that still has its name.
+// ofNode is what stands behind a node in /dev that still has its name. The way to it has no
+// links and is on one file system: what else a process has put there may lead to one that
+// never answers.
 func ofNode(m *process.Mapping) backing {
 	const memory = 1 // major number of /dev/zero and its like, which need not map memory of their own
+	name, ok := strings.CutPrefix(m.Path, "/dev/")
+	if !ok {
+		return unknownBacking
+	}
+	dev, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return unknownBacking
+	}
+	defer unix.Close(dev)
+	node, err := unix.Openat2(dev, name, &unix.OpenHow{ // since Linux 5.6
+		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return unknownBacking
+	}
+	defer unix.Close(node)
 	var st unix.Stat_t
-	if unix.Lstat(m.Path, &st) != nil || st.Ino != m.Inode || deviceOf(&st) != m.Dev ||
+	if unix.Fstat(node, &st) != nil || st.Ino != m.Inode || deviceOf(&st) != m.Dev ||
 		st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(uint64(st.Rdev)) == memory {
 		return unknownBacking
 	}

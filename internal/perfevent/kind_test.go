@@ -214,6 +214,32 @@ func TestBackings(t *testing.T) {
 	}
 }
 
+// TestNode: the path of a node is chosen by who has mapped it, and may lead anywhere.
+func TestNode(t *testing.T) {
+	dir, err := os.Open("/dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	if err := unix.Stat("/dev/tty", &st); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]backing{
+		"/dev/tty":                                    device,
+		"/dev/zero":                                   unknownBacking,
+		"/dev/none":                                   unknownBacking,
+		"/proc/self/root/dev/tty":                     unknownBacking,
+		fmt.Sprintf("/dev/fd/%d/tty", dir.Fd()):       unknownBacking,
+		"/dev/../proc/self/root/dev/tty":              unknownBacking,
+		fmt.Sprintf("/proc/self/fd/%d/tty", dir.Fd()): unknownBacking,
+	} {
+		if got := ofNode(&process.Mapping{Path: path, Inode: st.Ino, Dev: deviceOf(&st)}); got != want {
+			t.Errorf("%s: %d, want %d", path, got, want)
+		}
+	}
+}
+
 // TestKindOfWorkloads has workloads stay until their mappings were looked at.
 func TestKindOfWorkloads(t *testing.T) {
 	dir := "/var/tmp"

@@ -42,32 +42,27 @@ func CgroupOf(dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("opening cgroup %q: %w", dir, err)
 	}
-	b, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := ReadMounts(0)
 	if err != nil {
 		return "", fmt.Errorf("finding the mount of cgroup %q: %w", dir, err)
 	}
-	p, ok := cgroupBelow(string(b), abs)
+	p, ok := cgroupBelow(mounts, abs)
 	if !ok {
 		return "", fmt.Errorf("finding the mount of cgroup %q: not in /proc/self/mountinfo", dir)
 	}
 	return p, nil
 }
 
-// cgroupBelow finds dir in the cgroup2 mounts of a mountinfo text:
-//
-//	36 25 0:30 /root /mount/point rw,nosuid - cgroup2 cgroup2 rw
-func cgroupBelow(mountinfo, dir string) (string, bool) {
+// cgroupBelow finds dir in the mounts of cgroup v2.
+func cgroupBelow(mounts []Mount, dir string) (string, bool) {
 	best, found := "", ""
-	for line := range strings.Lines(mountinfo) {
-		before, after, _ := strings.Cut(line, " - ")
-		fields := strings.Fields(before)
-		if len(fields) < 5 || !strings.HasPrefix(after, "cgroup2 ") {
+	for _, m := range mounts {
+		if m.Type != "cgroup2" {
 			continue
 		}
-		root, point := fields[3], fields[4]
-		below, ok := strings.CutPrefix(dir, point)
-		if ok && (below == "" || below[0] == '/') && len(point) >= len(best) {
-			best, found = point, path.Join(root, below)
+		below, ok := strings.CutPrefix(dir, m.Point)
+		if ok && (below == "" || below[0] == '/') && len(m.Point) >= len(best) {
+			best, found = m.Point, path.Join(m.Root, below)
 		}
 	}
 	return found, best != ""

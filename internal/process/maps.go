@@ -146,7 +146,8 @@ func Now() uint64 {
 	return uint64(ts.Nano())
 }
 
-// ReadMaps reads the mappings of a process in ascending order.
+// ReadMaps reads the mappings of a process in ascending order. To keep one of them keeps
+// its path and nothing else of the text.
 func ReadMaps(pid int) ([]Mapping, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -196,7 +197,7 @@ func parseMapping(line string) (Mapping, error) {
 		Flags: fault.PermFlags(field[1]),
 		Inode: inode,
 		Dev:   Dev(uint32(n[3]), uint32(n[4])),
-		Path:  unescape(strings.TrimLeft(rest, " ")),
+		Path:  strings.Clone(unescape(strings.TrimLeft(rest, " "))),
 	}
 	// Named anonymous memory ([anon:NAME], PR_SET_VMA_ANON_NAME) is anonymous still.
 	m.Label, m.Deleted = Label(m.Path, inode)

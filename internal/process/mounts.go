@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -65,7 +66,10 @@ func (m *Mounts) read() error {
 	if err != nil {
 		return fmt.Errorf("reading the list of mounts: %w", err)
 	}
-	types := mountTypes(string(b))
+	types := map[uint32]string{}
+	for _, mount := range parseMounts(string(b)) {
+		types[mount.Dev] = mount.Type
+	}
 	for dev, typ := range types {
 		// Which of the two a mapping is of depends on when it was made.
 		if old, known := m.types[dev]; known && old != typ {
@@ -76,23 +80,85 @@ func (m *Mounts) read() error {
 	return nil
 }
 
-// mountTypes reads a mountinfo text (show_mountinfo in fs/proc_namespace.c), whose
+// Mount is one mount of a mount namespace.
+type Mount struct {
+	Dev uint32 // of its file system, as in [Mapping]
+	// Root is the folder of the file system that is mounted.
+	Root string
+	// Point is where it is mounted, below the root folder of the process that was asked.
+	Point string
+	Type  string // of the file system, such as "ext4" or "fuse.sshfs"
+}
+
+// ReadMounts reads the mounts that a process sees, 0 for the caller, in the order of the
+// kernel: of two at the same place the later one covers the other.
+func ReadMounts(pid int) ([]Mount, error) {
+	file := "/proc/self/mountinfo"
+	if pid != 0 {
+		file = fmt.Sprintf("/proc/%d/mountinfo", pid)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("reading the list of mounts: %w", err)
+	}
+	return parseMounts(string(b)), nil
+}
+
+// MountPoint is the first place where the caller has a type of file system, empty if
+// nowhere.
+func MountPoint(kind string) string {
+	mounts, _ := ReadMounts(0) // no list, no place
+	for _, m := range mounts {
+		if m.Type == kind {
+			return m.Point
+		}
+	}
+	return ""
+}
+
+// parseMounts reads a mountinfo text (show_mountinfo in fs/proc_namespace.c), whose
 // optional fields end with a dash:
 //
 //	36 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw
-func mountTypes(mountinfo string) map[uint32]string {
-	types := map[uint32]string{}
+//
+// What is no such line is left out.
+func parseMounts(mountinfo string) []Mount {
+	var out []Mount
 	for line := range strings.Lines(mountinfo) {
 		mount, super, _ := strings.Cut(line, " - ")
-		fields, of := strings.Fields(mount), strings.Fields(super)
-		var major, minor uint32
-		if len(fields) < 3 || len(of) == 0 {
+		// Other kinds of white space are not escaped.
+		fields := strings.Split(mount, " ")
+		kind, _, ok := strings.Cut(super, " ")
+		if len(fields) < 6 || !ok {
 			continue
 		}
+		var major, minor uint32
 		if _, err := fmt.Sscanf(fields[2], "%d:%d", &major, &minor); err != nil {
 			continue
 		}
-		types[Dev(major, minor)] = of[0]
+		out = append(out, Mount{
+			Dev: Dev(major, minor), Root: unmangle(fields[3]), Point: unmangle(fields[4]), Type: unmangle(kind),
+		})
 	}
-	return types
+	return out
+}
+
+// unmangle undoes what mangle_path does (fs/seq_file.c): white space, backslashes and
+// hashes are printed as a backslash and three octal digits.
+func unmangle(s string) string {
+	if strings.IndexByte(s, '\\') < 0 {
+		return strings.Clone(s) // not the whole list
+	}
+	b := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && len(s)-i >= 4 {
+			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b = append(b, byte(c))
+				i += 3
+				continue
+			}
+		}
+		b = append(b, s[i])
+	}
+	return string(b)
 }

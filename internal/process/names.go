@@ -2,11 +2,9 @@ package process
 
 import (
 	"io/fs"
-	"os"
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,11 +22,7 @@ func UserName(uid uint32) string {
 // folder, below the place where cgroups are mounted. It is empty if there is no such
 // cgroup any more or v2 is not mounted.
 func CgroupName(id uint64) string {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return ""
-	}
-	root := mountPoint(string(mounts), "cgroup2")
+	root := MountPoint("cgroup2")
 	if root == "" {
 		return ""
 	}
@@ -48,15 +42,4 @@ func CgroupName(id uint64) string {
 		return fs.SkipAll
 	})
 	return name
-}
-
-// mountPoint is the first place where a type of file system is mounted, by a text like
-// /proc/self/mounts; empty if there is none.
-func mountPoint(mounts, kind string) string {
-	for line := range strings.Lines(mounts) {
-		if f := strings.Fields(line); len(f) > 2 && f[2] == kind {
-			return f[1]
-		}
-	}
-	return ""
 }

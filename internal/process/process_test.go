@@ -1,7 +1,7 @@
 package process
 
 import (
-	"maps"
+	"cmp"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -95,6 +95,23 @@ func TestParseMapping(t *testing.T) {
 	for _, line := range []string{"", "x", "1-2 r", "1-2 rw-p 0 0:0 x f", "g-2 rw-p 0 0:0 1 f"} {
 		if _, err := parseMapping(line); err == nil {
 			t.Errorf("%q: no error", line)
+		}
+	}
+}
+
+// TestMappingsApart: a mapping may be kept for long, and the text it was in may be large.
+func TestMappingsApart(t *testing.T) {
+	for _, name := range []string{"/usr/lib/libc.so.6", "/usr/lib/x (deleted)", "[heap]", "[anon:name]", `/a\012b`} {
+		line := "7f100000-7f102000 r-xp 00003000 08:01 1234    " + name
+		m, err := parseMapping(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := uintptr(unsafe.Pointer(unsafe.StringData(line)))
+		for _, s := range []string{m.Path, m.Label} {
+			if at := uintptr(unsafe.Pointer(unsafe.StringData(s))); at >= begin && at < begin+uintptr(len(line)) {
+				t.Errorf("%q is a part of the line", s)
+			}
 		}
 	}
 }
@@ -339,13 +356,41 @@ func TestSpaceCertain(t *testing.T) {
 	}
 }
 
-func TestMountTypes(t *testing.T) {
-	got := mountTypes("30 25 0:26 / /dev/shm rw,nosuid shared:4 master:1 - tmpfs tmp-fs rw\n" +
-		"31 25 254:1 /a\\040-\\040b /x rw - ext4 /dev/vda1 rw\n" +
-		"32 25 0:30 / /y rw - fuse.sshfs you@there:/ rw\nbroken\n33 25 zero / / rw - ext4 x rw\n")
-	want := map[uint32]string{Dev(0, 26): "tmpfs", Dev(254, 1): "ext4", Dev(0, 30): "fuse.sshfs"}
-	if !maps.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+func TestParseMounts(t *testing.T) {
+	got := parseMounts("30 25 0:26 / /dev/shm rw,nosuid shared:4 master:1 - tmpfs tmp-fs rw\n" +
+		"31 25 254:1 /a\\040-\\040b /x\\011\\012\\134040 rw - ext4 /dev/vda1 rw\n" +
+		"32 25 0:30 / /y\u00a0\v\\7 rw - fuse.a\\043b you@there:/ rw\nbroken\n33 25 zero / / rw - ext4 x rw\n")
+	want := []Mount{
+		{Dev: Dev(0, 26), Root: "/", Point: "/dev/shm", Type: "tmpfs"},
+		{Dev: Dev(254, 1), Root: "/a - b", Point: "/x\t\n\\040", Type: "ext4"},
+		{Dev: Dev(0, 30), Root: "/", Point: "/y\u00a0\v\\7", Type: "fuse.a#b"},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestMountPoint mounts where the kernel's list has to escape the place.
+func TestMountPoint(t *testing.T) {
+	if got := MountPoint("proc"); got == "" || MountPoint("no such type") != "" {
+		t.Errorf("proc is mounted at %q", got)
+	}
+	const kind = "ramfs"
+	before := MountPoint(kind)
+	dir := filepath.Join(t.TempDir(), "a b\tc\\d\n")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", dir, kind, 0, ""); err != nil {
+		t.Skipf("mounting: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	if got := MountPoint(kind); got != cmp.Or(before, dir) {
+		t.Errorf("mounted at %q, want %q", got, dir)
+	}
+	mounts, err := ReadMounts(os.Getpid())
+	if err != nil || !slices.ContainsFunc(mounts, func(m Mount) bool { return m.Point == dir && m.Type == kind && m.Root == "/" }) {
+		t.Errorf("%+v, %v", mounts, err)
 	}
 }
 
@@ -451,15 +496,17 @@ func TestSelf(t *testing.T) {
 func TestCgroupBelow(t *testing.T) {
 	const mounts = "30 25 0:26 / /sys rw - sysfs sysfs rw\n" +
 		"36 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n" +
-		"37 30 0:30 /slice /mnt/inner rw - cgroup2 cgroup2 rw\n"
+		"37 30 0:30 /slice /mnt/inner rw - cgroup2 cgroup2 rw\n" +
+		"38 30 0:30 /a\\040b /mnt/outer\\040one rw - cgroup2 cgroup2 rw\n"
 	for dir, want := range map[string]string{
 		"/sys/fs/cgroup":       "/",
 		"/sys/fs/cgroup/a/b":   "/a/b",
 		"/mnt/inner/x":         "/slice/x",
+		"/mnt/outer one/x y":   "/a b/x y",
 		"/sys/fs/cgroupother":  "",
 		"/sys/fs/not/a/cgroup": "",
 	} {
-		if got, ok := cgroupBelow(mounts, dir); got != want || ok != (want != "") {
+		if got, ok := cgroupBelow(parseMounts(mounts), dir); got != want || ok != (want != "") {
 			t.Errorf("%s: got %q, %v, want %q", dir, got, ok, want)
 		}
 	}

@@ -1,6 +1,7 @@
 package symbol
 
 import (
+	"bytes"
 	"cmp"
 	"debug/elf"
 	"encoding/binary"
@@ -10,6 +11,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"unsafe"
 
 	"faultsnoop/internal/fault"
 )
@@ -18,7 +20,8 @@ import (
 // shown without names.
 const (
 	maxSections    = 1024
-	maxNames       = 64 << 10 // bytes of the names of all sections
+	maxSectionName = 256      // bytes
+	maxNames       = 64 << 10 // bytes of the table of them
 	maxHeaderBytes = 256 << 10
 )
 
@@ -29,8 +32,15 @@ type image struct {
 	segments []segment
 	byAddr   []section
 	byOffset []section
+	names    int // bytes of the names of sections
 
 	symbols symbols
+}
+
+// size is how many bytes are kept of an image, about.
+func (im *image) size() int {
+	return len(im.segments)*int(unsafe.Sizeof(segment{})) +
+		(len(im.byAddr)+len(im.byOffset))*int(unsafe.Sizeof(section{})) + im.names + im.symbols.size()
 }
 
 // segment is a PT_LOAD program header.
@@ -50,21 +60,44 @@ type section struct {
 	name   string
 }
 
-// allowance is a reader that ends after so many bytes: debug/elf reads as much as a
-// file says it should.
-type allowance struct {
-	r    io.ReaderAt
-	left int
+// snapshot reads each block of a file once, and not more than so many: debug/elf reads as
+// much as a file says it should, and whoever may write to it could change it between a
+// check and that.
+type snapshot struct {
+	r      io.ReaderAt
+	blocks map[int64][]byte
 }
+
+const blockSize = 4 << 10
 
 var errTooMuch = errors.New("headers are too large")
 
-func (a *allowance) ReadAt(b []byte, off int64) (int, error) {
-	if len(b) > a.left {
-		return 0, errTooMuch
+func (s *snapshot) ReadAt(b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		at := off + int64(n)
+		if at < 0 {
+			return n, io.EOF
+		}
+		block, known := s.blocks[at/blockSize]
+		if !known {
+			if len(s.blocks) >= maxHeaderBytes/blockSize {
+				return n, errTooMuch
+			}
+			block = make([]byte, blockSize)
+			got, err := s.r.ReadAt(block, at/blockSize*blockSize)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return n, err
+			}
+			block = block[:got]
+			s.blocks[at/blockSize] = block
+		}
+		rest := min(at%blockSize, int64(len(block)))
+		if rest == int64(len(block)) {
+			return n, io.EOF
+		}
+		n += copy(b[n:], block[rest:])
 	}
-	a.left -= len(b)
-	return a.r.ReadAt(b, off)
+	return n, nil
 }
 
 // readImage reads the headers of an ELF file, which may say anything. Symbols are read
@@ -77,10 +110,11 @@ func readImage(r io.ReaderAt, pageSize uint64) (im *image, err error) {
 			im, err = nil, fmt.Errorf("reading ELF headers: %v", p)
 		}
 	}()
-	if err := checkNames(&allowance{r, maxHeaderBytes}); err != nil {
+	headers := &snapshot{r, map[int64][]byte{}}
+	if err := checkNames(headers); err != nil {
 		return nil, fmt.Errorf("reading ELF headers: %w", err)
 	}
-	f, err := elf.NewFile(&allowance{r, maxHeaderBytes})
+	f, err := elf.NewFile(headers)
 	if err != nil {
 		return nil, fmt.Errorf("reading ELF headers: %w", err)
 	}
@@ -98,6 +132,7 @@ func readImage(r io.ReaderAt, pageSize uint64) (im *image, err error) {
 	}
 	for _, s := range f.Sections {
 		im.addSection(s)
+		im.names += len(s.Name)
 	}
 	byStart := func(a, b section) int { return cmp.Compare(a.start, b.start) }
 	slices.SortStableFunc(im.byAddr, byStart)
@@ -105,8 +140,9 @@ func readImage(r io.ReaderAt, pageSize uint64) (im *image, err error) {
 	return im, nil
 }
 
-// checkNames refuses a table of section names that is compressed or large: elf.NewFile
-// makes a copy of it for each section, up to the next 0.
+// checkNames refuses names of sections that are long, and a table of them that is
+// compressed or large: elf.NewFile makes a copy of it for each section, up to the next 0,
+// and a thousand may begin in one long name.
 func checkNames(r io.ReaderAt) error {
 	var ident [elf.EI_NIDENT]byte
 	if _, err := r.ReadAt(ident[:], 0); err != nil {
@@ -142,11 +178,25 @@ func checkNames(r io.ReaderAt) error {
 		if err := read(uint64(h32.Shoff)+uint64(h32.Shstrndx)*uint64(h32.Shentsize), &s32); err != nil {
 			return err
 		}
-		h.Shnum, s.Flags, s.Size = h32.Shnum, uint64(s32.Flags), uint64(s32.Size)
+		h.Shoff, h.Shnum, h.Shentsize = uint64(h32.Shoff), h32.Shnum, h32.Shentsize
+		s.Flags, s.Off, s.Size = uint64(s32.Flags), uint64(s32.Off), uint64(s32.Size)
 	}
 	// A number that does not fit into the header is 0 there.
 	if h.Shnum == 0 || h.Shnum > maxSections || s.Size > maxNames || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
 		return errTooMuch
+	}
+	names := make([]byte, s.Size)
+	if err := read(s.Off, names); err != nil {
+		return err
+	}
+	for i := range uint64(h.Shnum) {
+		var name uint32 // the first field of both classes
+		if err := read(h.Shoff+i*uint64(h.Shentsize), &name); err != nil {
+			return err
+		}
+		if uint64(name) < s.Size && bytes.IndexByte(names[name:min(s.Size, uint64(name)+maxSectionName+1)], 0) < 0 {
+			return errTooMuch
+		}
 	}
 	return nil
 }

@@ -202,7 +202,7 @@ func check(t *testing.T, name string, im *image, p place, section, symbol string
 	var got string
 	if p.hasAddr {
 		f := fault.Fault{}
-		f.Symbol, f.SymbolOffset = im.symbols.at(p.addr)
+		f.Symbol, f.SymbolOffset = im.symbols.at(p.addr, true)
 		got = shown(&f)
 	}
 	if p.section != section || got != symbol {
@@ -355,10 +355,10 @@ func TestRank(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, off := im.symbols.at(0x4205); name != "global" || off != 5 {
+	if name, off := im.symbols.at(0x4205, true); name != "global" || off != 5 {
 		t.Errorf("got %s+%d", name, off)
 	}
-	if name, _ := im.symbols.at(0x5000); name != "" {
+	if name, _ := im.symbols.at(0x5000, true); name != "" {
 		t.Errorf("a name of %d bytes", len(name))
 	}
 }
@@ -393,8 +393,106 @@ func TestHostile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, _ := im.symbols.at(0x402810); name != "" {
+	if name, _ := im.symbols.at(0x402810, true); name != "" {
 		t.Errorf("%s in a table that is not there", name)
+	}
+}
+
+// sharedName is a file with many sections, whose names are all ends of one.
+func sharedName(sections, length int) []byte {
+	l := &layout{kind: elf.ET_DYN}
+	for range sections {
+		l.sections = append(l.sections, sectionOf{"", elf.SHT_PROGBITS, 0, 0, 0x1000, 0x100})
+	}
+	l.sections[0].name = strings.Repeat("n", length)
+	b := l.bytes(elf.ELFCLASS64)
+	headers := binary.LittleEndian.Uint64(b[0x28:])
+	for i := range uint32(sections) {
+		binary.LittleEndian.PutUint32(b[headers+uint64(1+i)*0x40:], 2+i%uint32(length)) // behind two empty ones
+	}
+	return b
+}
+
+// TestSectionNames: debug/elf copies a name for each section that has it.
+func TestSectionNames(t *testing.T) {
+	const most = maxSections - 4 // others are in each file
+	for _, test := range []struct {
+		length int
+		ok     bool
+	}{{maxSectionName, true}, {maxSectionName + 1, false}, {60 << 10, false}} {
+		im, err := readImage(bytes.NewReader(sharedName(most, test.length)), page)
+		if (err == nil) != test.ok {
+			t.Errorf("names of %d bytes: %v", test.length, err)
+		}
+		if err != nil {
+			continue
+		}
+		names := 0
+		for _, s := range im.byOffset {
+			names += len(s.name)
+		}
+		if names > maxSections*maxSectionName || names > im.size() || names < most {
+			t.Errorf("%d bytes of names are kept, %d bytes in all", names, im.size())
+		}
+	}
+}
+
+// TestSymbolNames: names are kept by their bytes, not by their number.
+func TestSymbolNames(t *testing.T) {
+	l := program(elf.ET_DYN, 0)
+	l.symbols = nil
+	const n = 2*maxKeptNames/maxName + 1
+	for i := range uint64(n) {
+		l.symbols = append(l.symbols, symbolOf{strings.Repeat("n", maxName-1), elf.STT_OBJECT, elf.STB_GLOBAL, 0x4200 + i, 1})
+	}
+	im, err := readImage(bytes.NewReader(l.bytes(elf.ELFCLASS64)), page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := 0
+	for i := range uint64(n) {
+		if name, _ := im.symbols.at(0x4200+i, true); len(name) != maxName-1 {
+			t.Fatalf("symbol %d has a name of %d bytes", i, len(name))
+		}
+		kept := 0
+		for _, name := range im.symbols.known {
+			kept += len(name)
+		}
+		if most = max(most, kept); kept > maxKeptNames || kept > im.size() {
+			t.Fatalf("%d bytes of names are kept, %d bytes in all", kept, im.size())
+		}
+	}
+	if most < maxKeptNames/2 {
+		t.Errorf("not more than %d bytes are kept", most)
+	}
+}
+
+// restless is a file that is another one whenever it is read.
+type restless struct{ files []*bytes.Reader }
+
+func (r *restless) ReadAt(b []byte, off int64) (int, error) {
+	f := r.files[0]
+	if len(r.files) > 1 {
+		r.files = r.files[1:]
+	}
+	return f.ReadAt(b, off)
+}
+
+// TestChanging: what was checked is what is used.
+func TestChanging(t *testing.T) {
+	good := program(elf.ET_DYN, 0).bytes(elf.ELFCLASS64)
+	bad := bytes.Repeat([]byte{0xff}, len(good))
+	s := snapshot{&restless{[]*bytes.Reader{bytes.NewReader(good), bytes.NewReader(bad)}}, map[int64][]byte{}}
+	for off := range int64(3) {
+		b := make([]byte, 0x20)
+		if _, err := s.ReadAt(b, off); err != nil || !bytes.Equal(b, good[off:off+0x20]) {
+			t.Errorf("%x, %v at %d", b, err, off)
+		}
+	}
+	for _, off := range []int64{-1, int64(len(good)) - 1, 1<<63 - 1} {
+		if n, err := s.ReadAt(make([]byte, 2), off); err == nil {
+			t.Errorf("%d bytes at %d", n, off)
+		}
 	}
 }
 
@@ -413,8 +511,8 @@ func probe(b []byte) {
 			im.hasTail(&v)
 		}
 		im.placeOfAddr(off)
-		im.symbols.at(off)
-		im.symbols.at(0x400000 + off)
+		im.symbols.at(off, true)
+		im.symbols.at(0x400000+off, true)
 	}
 }
 

@@ -39,35 +39,84 @@ var errOther = errors.New("another file is there now")
 
 // open opens the file of a mapping, whoever may have put something else in its place:
 // by its path, by that of the process, or by the mapping itself if that is still there.
+// It asks local file systems only. Mounts are read each time: a mount that moves with the
+// folder above it is not told.
 func open(v *fault.VMA, bounds bool, pid uint32) (*opened, error) {
-	var errs []error
-	try := func(path string, flags int, byMapping bool) *opened {
-		f, err := openAs(path, flags, fileID{v.Dev, v.Inode}, byMapping)
-		errs = append(errs, err)
-		return f
+	mounts, err := process.ReadMounts(0)
+	if err != nil {
+		return nil, err
 	}
+	of := typeOf(mounts, v.Dev)
+	if of != "" && !local[of] {
+		return nil, errRemote
+	}
+	want := fileID{v.Dev, v.Inode}
+	errs := []error{errOther}
 	if filepath.IsAbs(v.Path) {
-		if f := try(v.Path, unix.O_NOFOLLOW, false); f != nil {
+		f, err := openPath(mounts, v.Path, want)
+		if err != nil && pid != 0 {
+			errs = append(errs, err)
+			f, err = openInRoot(pid, v.Path, want)
+		}
+		if err == nil {
 			return f, nil
 		}
-		if pid != 0 {
-			if f := try(fmt.Sprintf("/proc/%d/root%s", pid, v.Path), unix.O_NOFOLLOW, false); f != nil {
-				return f, nil
-			}
-		}
+		errs = append(errs, err)
 	}
-	if bounds && pid != 0 {
-		if f := try(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, v.Start, v.End), 0, true); f != nil {
+	// Nothing but the number tells where the file is.
+	if bounds && pid != 0 && of != "" {
+		path := fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, v.Start, v.End)
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		f, err := openFound(path, fd, err, want, true)
+		if err == nil {
 			return f, nil
 		}
+		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
 }
 
-// openAs opens path if it is the regular file that is wanted. To open anything else, a
-// device for example, could do something.
-func openAs(path string, flags int, want fileID, byMapping bool) (*opened, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC|flags, 0)
+// openPath opens what is at a path of ours. The kernel's paths have no symbolic links;
+// where there is one now, it may lead anywhere.
+func openPath(mounts []process.Mount, path string, want fileID) (*opened, error) {
+	if !leadsLocally(mounts, path) {
+		return nil, &os.PathError{Op: "open", Path: path, Err: errRemote}
+	}
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+	return openFound(path, fd, err, want, false)
+}
+
+// openInRoot opens what is at a path of a process.
+func openInRoot(pid uint32, path string, want fileID) (*opened, error) {
+	root := fmt.Sprintf("/proc/%d/root", pid)
+	mounts, err := process.ReadMounts(int(pid))
+	if err != nil {
+		return nil, err
+	}
+	refused := &os.PathError{Op: "open", Path: root + path, Err: errRemote}
+	if !leadsLocally(mounts, path) {
+		return nil, refused
+	}
+	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: root, Err: err}
+	}
+	defer unix.Close(dir)
+	// Asked last: nobody comes back to a user namespace that he has left.
+	if !sharesUsers(pid) {
+		return nil, refused
+	}
+	fd, err := unix.Openat2(dir, path, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	return openFound(root+path, fd, err, want, false)
+}
+
+// openFound opens what was found, with O_PATH, if it is the regular file that is wanted. To
+// open anything else, a device for example, could do something.
+func openFound(path string, fd int, err error, want fileID, byMapping bool) (*opened, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}

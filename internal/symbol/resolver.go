@@ -7,8 +7,10 @@
 package symbol
 
 import (
+	"maps"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/process"
@@ -19,19 +21,26 @@ const (
 	// remembered.
 	maxOpen   = 128
 	maxFailed = 4096
-	// maxPieces bounds the symbols of all files, to some 128 MiB.
-	maxPieces = 4 << 20
-	// maxProcesses and maxTails bound what is known of mappings.
+	// maxKept bounds what is kept of all files, in bytes.
+	maxKept = 128 << 20
+	// maxProcesses, maxTails, of each, and maxTailBytes, of all, bound what is known of
+	// mappings.
 	maxProcesses = 4096
 	maxTails     = 1024
+	maxTailBytes = 16 << 20
 
 	// retryAfter is how long a failure is believed, and closeAfter how long a file stays
 	// open that nobody asks for: nobody could unmount its file system.
 	retryAfter = 1e9
 	closeAfter = 10e9
-	// lookShare is the share of time that goes into reading mappings of processes at most,
-	// 1/lookShare, and lookEvery how often those of one are read at most.
-	lookShare = 20
+	// partAfter is how long a process is known that nobody asks for.
+	partAfter = 60e9
+	// readShare is the share of time that goes into reading files and mappings at most,
+	// 1/readShare, since no records are taken meanwhile; maxSaved is what may be made up for
+	// at once, in nanoseconds. lookEvery is how often the mappings of one process are read at
+	// most.
+	readShare = 20
+	maxSaved  = 1e9
 	lookEvery = 1e9
 )
 
@@ -52,12 +61,15 @@ type Resolver struct {
 	opt       Options
 	files     map[fileID]*file
 	failed    int
-	pieces    int
+	kept      int // bytes of all images
 	processes map[uint32]*tailed
+	tailBytes int // bytes of all tails
 
-	now      uint64 // of the batch
-	swept    uint64
-	nextLook uint64 // when mappings may be read again
+	now   uint64 // of the batch
+	swept uint64
+	saved int64 // nanoseconds that may go into reading, by readShare
+	// unread stands for files that cannot be afforded now.
+	unread file
 	// last is the file asked for last.
 	last   *file
 	lastID fileID
@@ -67,8 +79,10 @@ type Resolver struct {
 type file struct {
 	*opened        // nil if it could not be opened
 	image   *image // nil if it is no ELF file that can be read
+	kept    int    // its size, as far as it is in [Resolver.kept]
 	used    uint64 // when it was asked for last
 	checked uint64 // and when whether it has changed
+	stale   bool   // it has, and was not read again yet
 	retry   uint64 // when to look at it again, if image is nil
 }
 
@@ -76,8 +90,10 @@ type file struct {
 type tailed struct {
 	image  uint32 // fault.Fault.Image
 	tails  []tail
+	bytes  int    // of tails
 	looked bool   // at all of its mappings
 	lookAt uint64 // not before
+	used   uint64 // when it was asked for last
 }
 
 // tail is anonymous memory that begins right behind a mapping of a file.
@@ -86,6 +102,11 @@ type tail struct {
 	// end is where the memory ends, as far as is known: what follows [of.End, end) has
 	// parts with different flags.
 	end uint64
+}
+
+// size is how many bytes are kept of a tail, about.
+func (t *tail) size() int {
+	return int(unsafe.Sizeof(*t)) + len(t.of.Path) + len(t.of.Label)
 }
 
 // NewResolver returns a resolver that has nothing open yet.
@@ -104,7 +125,9 @@ func (r *Resolver) Close() {
 // to be called for empty batches too, now and then: files that are not used any more are
 // closed.
 func (r *Resolver) Resolve(faults []fault.Fault) {
-	r.now = process.Now()
+	now := process.Now()
+	r.saved = min(r.saved+int64((now-r.now)/readShare), maxSaved)
+	r.now = now
 	r.sweep()
 	for i := range faults {
 		f := &faults[i]
@@ -124,6 +147,12 @@ func continues(label string) bool {
 	return label == "[anon]" || label == "[heap]" || strings.HasPrefix(label, "[anon:")
 }
 
+// affords reports whether something may be read. What cannot be is unknown for now.
+func (r *Resolver) affords() bool { return r.saved > 0 }
+
+// spend takes note of what was read since a moment.
+func (r *Resolver) spend(since uint64) { r.saved -= int64(process.Now() - since) }
+
 func (r *Resolver) resolveFile(f *fault.Fault) {
 	if !f.Is(fault.HasPgOff) {
 		return
@@ -134,7 +163,7 @@ func (r *Resolver) resolveFile(f *fault.Fault) {
 		return
 	}
 	if bounds && !r.opt.Timeline && f.Mode != fault.Remote && fl.image.hasTail(&f.VMA) {
-		r.process(f).add(tail{of: f.VMA, end: f.VMA.End + 1})
+		r.addTails(r.process(f), tail{of: f.VMA, end: f.VMA.End + 1})
 	}
 	if f.End >= fl.since {
 		r.show(f, fl, fl.image.placeOfOffset(f.FileOffset(r.opt.PageSize), &f.VMA, bounds))
@@ -163,12 +192,18 @@ func (r *Resolver) show(f *fault.Fault, fl *file, p place) {
 		return
 	}
 	symbols := &fl.image.symbols
-	before := len(symbols.pieces)
-	f.Symbol, f.SymbolOffset = symbols.at(p.addr)
-	if more := len(symbols.pieces) - before; more > 0 {
-		r.pieces += more
-		for r.pieces > maxPieces && r.forgetOldest(fl) {
-		}
+	f.Symbol, f.SymbolOffset = symbols.at(p.addr, r.affords())
+	r.saved -= int64(symbols.took)
+	symbols.took = 0
+	r.account(fl)
+}
+
+// account takes note of what is kept of a file, and forgets others if that is too much.
+func (r *Resolver) account(fl *file) {
+	size := fl.image.size()
+	r.kept += size - fl.kept
+	fl.kept = size
+	for r.kept > maxKept && r.forgetOldest(fl) {
 	}
 }
 
@@ -180,7 +215,7 @@ func (r *Resolver) continued(f *fault.Fault) *fault.VMA {
 	}
 	p := r.process(f)
 	of := p.find(&f.VMA)
-	if of == nil && !p.looked && r.now >= max(p.lookAt, r.nextLook) && r.opt.Proc && f.PID != 0 {
+	if of == nil && !p.looked && r.now >= p.lookAt && r.affords() && r.opt.Proc && f.PID != 0 {
 		r.lookAround(p, f.PID)
 		of = p.find(&f.VMA)
 	}
@@ -190,22 +225,18 @@ func (r *Resolver) continued(f *fault.Fault) *fault.VMA {
 // lookAround reads the mappings of a process, once: those of one that began before
 // the tracing may have taken all their faults by then.
 func (r *Resolver) lookAround(p *tailed, pid uint32) {
-	begin := process.Now()
-	maps, _ := process.ReadMaps(int(pid)) // one that has ended has none
-	for _, t := range tails(maps) {
-		p.add(t)
-	}
-	end := process.Now()
-	p.looked, p.lookAt = true, end+lookEvery
-	r.nextLook = end + (end-begin)*lookShare
+	defer r.spend(process.Now())
+	mappings, _ := process.ReadMaps(int(pid)) // one that has ended has none
+	r.addTails(p, tails(mappings)...)
+	p.looked, p.lookAt = true, r.now+lookEvery
 }
 
 // tails finds anonymous memory that follows files.
-func tails(maps []process.Mapping) []tail {
+func tails(mappings []process.Mapping) []tail {
 	var found []tail
 	var open *tail // ends where the next mapping may begin
-	for i := range maps {
-		m := &maps[i]
+	for i := range mappings {
+		m := &mappings[i]
 		switch {
 		case m.Inode != 0 && m.HasPgOff:
 			path, _ := process.FilePath(m.Path)
@@ -232,30 +263,59 @@ func (r *Resolver) process(f *fault.Fault) *tailed {
 	p := r.processes[id]
 	if p == nil {
 		if len(r.processes) >= maxProcesses {
-			clear(r.processes)
+			r.partAll()
 		}
 		p = &tailed{image: f.Image}
 		r.processes[id] = p
 	}
 	if p.image != f.Image {
+		r.tailBytes -= p.bytes
 		*p = tailed{image: f.Image, lookAt: p.lookAt}
 	}
+	p.used = r.now
 	return p
+}
+
+// partAll forgets all processes.
+func (r *Resolver) partAll() {
+	clear(r.processes)
+	r.tailBytes = 0
+}
+
+// addTails adds to what is known of a process, and forgets all others if that is too much.
+func (r *Resolver) addTails(p *tailed, tails ...tail) {
+	before := p.bytes
+	for _, t := range tails {
+		p.add(t)
+	}
+	if r.tailBytes += p.bytes - before; r.tailBytes > maxTailBytes {
+		maps.DeleteFunc(r.processes, func(_ uint32, other *tailed) bool { return other != p })
+		r.tailBytes = p.bytes
+	}
 }
 
 func (p *tailed) add(t tail) {
 	for i := range p.tails {
 		if old := &p.tails[i]; old.of.End == t.of.End && old.of.Inode == t.of.Inode && old.of.Dev == t.of.Dev {
+			p.bytes -= old.size()
 			old.of, old.end = t.of, max(old.end, t.end)
+			p.bytes += old.size()
 			return
 		}
 	}
 	// What was mapped there before is gone.
-	p.tails = slices.DeleteFunc(p.tails, func(old tail) bool { return old.of.Start < t.of.End && t.of.Start < old.of.End })
+	p.tails = slices.DeleteFunc(p.tails, func(old tail) bool {
+		gone := old.of.Start < t.of.End && t.of.Start < old.of.End
+		if gone {
+			p.bytes -= old.size()
+		}
+		return gone
+	})
 	if len(p.tails) >= maxTails {
-		p.tails = p.tails[:0]
+		p.tails, p.bytes = nil, 0
 	}
 	p.tails = append(p.tails, t)
+	p.bytes += t.size()
 }
 
 func (p *tailed) find(v *fault.VMA) *fault.VMA {
@@ -274,26 +334,31 @@ func (r *Resolver) open(v *fault.VMA, bounds bool, f *fault.Fault) *file {
 	if fl == nil || r.lastID != id {
 		fl = r.files[id]
 	}
-	if fl != nil && fl.image == nil && r.now >= fl.retry {
+	if fl == nil || fl.image == nil && r.now >= fl.retry {
+		if !r.affords() {
+			return &r.unread
+		}
 		r.forget(id)
-		fl = nil
-	}
-	if fl == nil {
 		fl = r.look(id, v, bounds, f)
 	}
 	fl.used = r.now
+	r.last, r.lastID = fl, id
 	if fl.image != nil && fl.checked != r.now {
 		fl.checked = r.now
-		if !fl.current() {
-			r.load(fl)
-		}
+		fl.stale = !fl.current() || fl.stale
 	}
-	r.last, r.lastID = fl, id
+	if fl.stale {
+		if !r.affords() {
+			return &r.unread
+		}
+		r.reload(fl)
+	}
 	return fl
 }
 
 // look opens a file that is not known yet.
 func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *file {
+	defer r.spend(process.Now())
 	r.makeRoom()
 	fl := &file{checked: r.now}
 	r.files[id] = fl
@@ -307,12 +372,19 @@ func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *f
 	return fl
 }
 
+// reload reads a file that has changed.
+func (r *Resolver) reload(fl *file) {
+	defer r.spend(process.Now())
+	r.drop(fl)
+	r.load(fl)
+}
+
 // load reads the headers; a file that is of no use is closed.
 func (r *Resolver) load(fl *file) {
-	r.drop(fl)
 	if fl.opened != nil {
 		var err error
 		if fl.image, err = readImage(fl.File, r.opt.PageSize); err == nil {
+			r.account(fl)
 			return
 		}
 		fl.Close()
@@ -354,7 +426,7 @@ func (r *Resolver) forgetOldest(inUse *file) bool {
 	return found
 }
 
-// sweep closes files that were not asked for for a while.
+// sweep closes files and forgets processes that were not asked for for a while.
 func (r *Resolver) sweep() {
 	if r.now-r.swept < retryAfter {
 		return
@@ -363,6 +435,12 @@ func (r *Resolver) sweep() {
 	for id, fl := range r.files {
 		if r.now-fl.used > closeAfter {
 			r.forget(id)
+		}
+	}
+	for id, p := range r.processes {
+		if r.now-p.used > partAfter {
+			r.tailBytes -= p.bytes
+			delete(r.processes, id)
 		}
 	}
 }
@@ -387,7 +465,7 @@ func (r *Resolver) forget(id fileID) {
 // drop forgets what was read of a file.
 func (r *Resolver) drop(fl *file) {
 	if fl.image != nil {
-		r.pieces -= len(fl.image.symbols.pieces)
-		fl.image = nil
+		r.kept -= fl.kept
+		fl.image, fl.kept, fl.stale = nil, 0, false
 	}
 }

@@ -319,6 +319,174 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestKept: what is kept of all files is counted and bounded.
+func TestKept(t *testing.T) {
+	dir := t.TempDir()
+	r := newResolver(t)
+	look := func(name string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		write(t, path, program(elf.ET_DYN, 0).bytes(elf.ELFCLASS64))
+		same(t, name, resolve(r, faultOn(t, path, dataMapping, loadedAt+0x2900)), ".data table+0xf0")
+		sum := 0
+		for _, fl := range r.files {
+			sum += fl.image.size()
+		}
+		if r.kept != sum || sum == 0 {
+			t.Errorf("%d bytes are counted, %d kept", r.kept, sum)
+		}
+	}
+	look("a")
+	look("b")
+	look("a") // once more
+	if len(r.files) != 2 {
+		t.Errorf("%d files are kept", len(r.files))
+	}
+	for _, fl := range r.files { // each is as large as all may be
+		fl.kept += maxKept
+		r.kept += maxKept
+	}
+	look("c")
+	if len(r.files) != 1 {
+		t.Errorf("%d files are kept", len(r.files))
+	}
+	r.Close()
+	if r.kept != 0 {
+		t.Errorf("%d bytes stay counted", r.kept)
+	}
+}
+
+// TestKeptTails: what is kept of mappings is counted, bounded and not for ever.
+func TestKeptTails(t *testing.T) {
+	r := NewResolver(Options{PageSize: page})
+	r.now = process.Now()
+	tailAt := func(i uint64, path string) tail {
+		v := mapping(i*0x10000, i*0x10000+0x1000, 0, "rw-p")
+		v.Path, v.Label = path, filepath.Base(path)
+		return tail{of: v, end: v.End + page}
+	}
+	counted := func(what string) {
+		t.Helper()
+		sum := 0
+		for _, p := range r.processes {
+			names := 0
+			for i := range p.tails {
+				sum += p.tails[i].size()
+				names += len(p.tails[i].of.Path)
+			}
+			if p.bytes < names {
+				t.Errorf("%s: %d bytes are counted, of paths alone %d", what, p.bytes, names)
+			}
+		}
+		if r.tailBytes != sum || sum > maxTailBytes {
+			t.Errorf("%s: %d bytes are counted, %d kept", what, r.tailBytes, sum)
+		}
+	}
+	of := func(pid uint32, name string) *tailed {
+		return r.process(&fault.Fault{PID: pid, Process: fault.MakeComm(name)})
+	}
+	long := "/" + strings.Repeat("n", 4000)
+	for pid := range uint32(8) {
+		for i := range uint64(maxTails - 1) {
+			r.addTails(of(1+pid, "a"), tailAt(i, long))
+		}
+		counted("many")
+	}
+	if n := len(r.processes); n < 2 || n == 8 {
+		t.Errorf("%d processes are kept", n)
+	}
+	last := of(8, "a")
+	r.addTails(last, tailAt(0, "/short"))
+	counted("another at its place")
+	r.addTails(last, tail{of: mapping(0, 1<<40, 0, "rw-p"), end: 1<<40 + 1})
+	counted("one over all")
+	if len(last.tails) != 1 {
+		t.Errorf("%d are kept", len(last.tails))
+	}
+	for i := range uint64(maxTails + 1) {
+		r.addTails(last, tailAt(i, "/x"))
+	}
+	counted("too many")
+	of(8, "b")
+	counted("after exec")
+	r.now, r.swept = r.now+partAfter+1, 0
+	of(8, "b")
+	r.sweep()
+	counted("later")
+	if len(r.processes) != 1 || r.processes[8] == nil {
+		t.Errorf("%d processes are kept", len(r.processes))
+	}
+	for pid := range uint32(maxProcesses) {
+		r.addTails(of(9+pid, "a"), tailAt(0, "/x"))
+	}
+	counted("many processes")
+}
+
+// TestShareOfTime: whatever is read is paid for, and what cannot be is unknown for now.
+func TestShareOfTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "program")
+	l := program(elf.ET_DYN, 0)
+	write(t, path, l.bytes(elf.ELFCLASS64))
+	fresh := func() fault.Fault { return faultOn(t, path, dataMapping, loadedAt+0x2900) }
+	cleared := func() fault.Fault { return faultOn(t, path, dataMapping, loadedAt+0x4208) }
+	r := newResolver(t)
+	const hour = 3600e9
+	poor := func(what string, f fault.Fault, want string) {
+		t.Helper()
+		r.saved = -hour
+		same(t, what+", in debt", resolve(r, f), want)
+		if r.saved < -hour {
+			t.Errorf("%s: time was spent in debt", what)
+		}
+	}
+	rich := func(what string, f fault.Fault, want string) {
+		t.Helper()
+		r.saved = maxSaved
+		same(t, what, resolve(r, f), want)
+		if r.saved == maxSaved {
+			t.Errorf("%s: nothing was paid", what)
+		}
+	}
+	poor("a file", fresh(), "")
+	if len(r.files) != 0 {
+		t.Error("what was not looked at is remembered")
+	}
+	r.opt.Symbols = false
+	rich("a file", fresh(), ".data")
+	r.opt.Symbols = true
+	poor("symbols", fresh(), ".data")
+	rich("symbols", fresh(), ".data table+0xf0")
+	poor("a name that is known", fresh(), ".data table+0xf0")
+	poor("another name", cleared(), ".bss")
+	rich("another name", cleared(), ".bss array+0x8")
+
+	l.symbols[1].name = "other"
+	write(t, path, l.bytes(elf.ELFCLASS64))
+	now := fresh()
+	poor("a change", now, "")
+	poor("the same change", now, "")
+	rich("the change", now, ".data other+0xf0")
+
+	self := anonymous(bssMapping, loadedAt+0x5010)
+	self.PID = uint32(os.Getpid())
+	poor("mappings", self, "")
+	if r.process(&self).looked {
+		t.Error("mappings are read in debt")
+	}
+	rich("mappings", self, "")
+
+	// A debt is paid by time, and no more is saved than may be.
+	r.saved, r.now = -1e9, process.Now()-(readShare*1e9+readShare*2)
+	same(t, "later", resolve(r, now), ".data other+0xf0")
+	if !r.affords() || r.saved > 1e9 {
+		t.Errorf("%d ns are saved after a debt was paid", r.saved)
+	}
+	r.now = 0
+	if resolve(r, now); r.saved > maxSaved {
+		t.Errorf("%d ns are saved", r.saved)
+	}
+}
+
 // BenchmarkResolve is the cost of one record, of objects of one file with thousands.
 func BenchmarkResolve(b *testing.B) {
 	libc, err := exec.Command("sh", "-c", "ldd /bin/sh | awk '/libc/ {print $3}'").Output()
@@ -359,7 +527,7 @@ func BenchmarkResolve(b *testing.B) {
 		}
 		p := r.process(&heap[0])
 		for i := range uint64(64) {
-			p.add(tail{of: fault.VMA{Start: i << 20, End: (i + 1) << 20, Inode: 1}, end: (i+1)<<20 + 1})
+			r.addTails(p, tail{of: fault.VMA{Start: i << 20, End: (i + 1) << 20, Inode: 1}, end: (i+1)<<20 + 1})
 		}
 		for b.Loop() {
 			r.Resolve(heap)

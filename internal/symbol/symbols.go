@@ -4,17 +4,20 @@ import (
 	"bytes"
 	"cmp"
 	"debug/elf"
+	"encoding/binary"
 	"io"
 	"slices"
 	"sort"
 	"unsafe"
+
+	"faultsnoop/internal/process"
 )
 
 // Bounds of what is read and kept of the symbols of one file.
 const (
 	maxTable     = 32 << 20 // bytes
 	maxName      = 4 << 10  // bytes
-	maxKeptNames = 4096
+	maxKeptNames = 1 << 20  // bytes
 )
 
 // symbols are the objects and functions of an image. They are read when one is asked
@@ -23,13 +26,21 @@ const (
 // one long name: so only their form is taken from there.
 type symbols struct {
 	r      io.ReaderAt
-	table  *elf.Section // nil if there is none or it has been read
-	format elf.FileHeader
-	names  *elf.Section
-
+	class  elf.Class
+	order  binary.ByteOrder
+	table  extent // empty if there is none or it has been read
+	names  extent
 	pieces []piece
-	// known are names by their places.
-	known map[uint32]string
+	// known are names by their places, of so many bytes.
+	known      map[uint32]string
+	knownBytes int
+	// took is how many nanoseconds reading has taken; it is for the caller to clear.
+	took uint64
+}
+
+// extent is a part of a file.
+type extent struct {
+	off, size uint64
 }
 
 // piece is a range of addresses that belongs to a symbol and to no other inside it.
@@ -40,7 +51,7 @@ type piece struct {
 }
 
 func symbolsOf(r io.ReaderAt, f *elf.File) symbols {
-	s := symbols{r: r, format: f.FileHeader}
+	s := symbols{r: r, class: f.Class, order: f.ByteOrder}
 	// In files of other types values are no addresses.
 	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
 		return s
@@ -51,7 +62,7 @@ func symbolsOf(r io.ReaderAt, f *elf.File) symbols {
 			continue
 		}
 		if names := f.Sections[t.Link]; names.Type == elf.SHT_STRTAB && (t.Flags|names.Flags)&elf.SHF_COMPRESSED == 0 {
-			s.table, s.names = t, names
+			s.table, s.names = extent{t.Offset, t.FileSize}, extent{names.Offset, names.FileSize}
 			return s
 		}
 	}
@@ -59,39 +70,60 @@ func symbolsOf(r io.ReaderAt, f *elf.File) symbols {
 }
 
 // at is the innermost symbol at a linked address and how far behind its beginning that
-// is; an empty name if there is none.
-func (s *symbols) at(addr uint64) (name string, offset uint64) {
-	if s.table != nil {
+// is; an empty name if there is none, or if more would have to be read and that may not be.
+func (s *symbols) at(addr uint64, mayRead bool) (name string, offset uint64) {
+	if s.table.size > 0 {
+		if !mayRead {
+			return "", 0
+		}
+		begin := process.Now()
 		// What cannot be read has no symbols.
 		s.pieces, _ = s.read()
-		s.table = nil
+		s.table = extent{}
+		s.took += process.Now() - begin
 	}
 	i := sort.Search(len(s.pieces), func(i int) bool { return s.pieces[i].end > addr })
 	if i == len(s.pieces) || addr < s.pieces[i].start {
 		return "", 0
 	}
 	p := &s.pieces[i]
-	return s.name(p.name), addr - p.base
+	name, known := s.known[p.name]
+	if !known {
+		if !mayRead {
+			return "", 0
+		}
+		begin := process.Now()
+		name = s.readName(p.name)
+		s.took += process.Now() - begin
+	}
+	return name, addr - p.base
 }
 
-func (s *symbols) name(at uint32) string {
-	if name, ok := s.known[at]; ok {
-		return name
-	}
+func (s *symbols) readName(at uint32) string {
 	var b [maxName]byte
 	var name string
-	if uint64(at) < s.names.FileSize {
-		room := b[:min(uint64(len(b)), s.names.FileSize-uint64(at))]
-		n, _ := s.r.ReadAt(room, int64(s.names.Offset+uint64(at)))
+	if uint64(at) < s.names.size {
+		room := b[:min(uint64(len(b)), s.names.size-uint64(at))]
+		n, _ := s.r.ReadAt(room, int64(s.names.off+uint64(at)))
 		if end := bytes.IndexByte(room[:n], 0); end >= 0 {
 			name = string(room[:end])
 		}
 	}
-	if s.known == nil || len(s.known) >= maxKeptNames {
-		s.known = map[uint32]string{}
+	cost := nameCost + len(name)
+	if s.known == nil || s.knownBytes+cost > maxKeptNames {
+		s.known, s.knownBytes = map[uint32]string{}, 0
 	}
 	s.known[at] = name
+	s.knownBytes += cost
 	return name
+}
+
+// nameCost is what the map takes for a name, about.
+const nameCost = 64
+
+// size is how many bytes are kept, about.
+func (s *symbols) size() int {
+	return len(s.pieces)*int(unsafe.Sizeof(piece{})) + s.knownBytes
 }
 
 // entry is a symbol that has a place.
@@ -105,14 +137,14 @@ type entry struct {
 func (s *symbols) read() ([]piece, error) {
 	const step = 4096 // entries
 	size := elf.Sym64Size
-	if s.format.Class == elf.ELFCLASS32 {
+	if s.class == elf.ELFCLASS32 {
 		size = elf.Sym32Size
 	}
 	var entries []entry
 	b := make([]byte, step*size)
-	for off := uint64(0); off < s.table.FileSize; off += uint64(len(b)) {
-		part := b[:min(uint64(len(b)), s.table.FileSize-off)]
-		if _, err := s.r.ReadAt(part, int64(s.table.Offset+off)); err != nil {
+	for off := uint64(0); off < s.table.size; off += uint64(len(b)) {
+		part := b[:min(uint64(len(b)), s.table.size-off)]
+		if _, err := s.r.ReadAt(part, int64(s.table.off+off)); err != nil {
 			return nil, err
 		}
 		for ; len(part) >= size; part = part[size:] {
@@ -130,13 +162,13 @@ func (s *symbols) read() ([]piece, error) {
 
 func (s *symbols) decode(b []byte) (entry, bool) {
 	var (
-		order       = s.format.ByteOrder
+		order       = s.order
 		info        byte
 		shndx       uint16
 		e           entry
 		value, size uint64
 	)
-	if s.format.Class == elf.ELFCLASS32 {
+	if s.class == elf.ELFCLASS32 {
 		var sym elf.Sym32
 		info = b[unsafe.Offsetof(sym.Info)]
 		shndx = order.Uint16(b[unsafe.Offsetof(sym.Shndx):])
