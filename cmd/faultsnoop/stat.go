@@ -200,7 +200,7 @@ func (m *meter) show(since *aggregate.Snapshot, begin time.Time, interval bool) 
 	diff := now.Since(since)
 	m.last = time.Now()
 	st := view.Stat{
-		Interval: interval, Session: m.src.Session(), Rows: diff.Rows, Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
+		Interval: interval, Session: m.src.Session(), Rows: aggregate.Named(diff.Rows), Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
 		Top: int(m.top), Hist: m.hist, User: process.UserName, Cgroup: process.CgroupName,
 	}
 	m.before = now.Copy()

@@ -1,15 +1,12 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
 	"strings"
 	"time"
 	"unsafe"
-
-	"github.com/cilium/ebpf"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/process"
@@ -51,7 +48,8 @@ var knownFields = [...]struct {
 	{1 << 11, fault.HasAgain},
 }
 
-// maxNames bounds the memory for file names.
+// maxNames bounds the memory for file names: so many that no row is named by, and as
+// many from before.
 const maxNames = 1 << 16
 
 // decoder turns ring buffer records into faults.
@@ -63,7 +61,10 @@ type decoder struct {
 	nodes  []process.NodeRange
 	// reclaim: the programs on reclaim and compaction are attached.
 	reclaim bool
-	names   map[faultNameKey]fileName
+	// names are those that came, or that rows were named by, since the last forgetting, and
+	// older those before it. kept is how many of names rows were named by.
+	names, older map[faultNameKey]fileName
+	kept         int
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
 	// selftest holds the last record of that type.
@@ -250,33 +251,34 @@ func (d *decoder) nameOf(label uint8, tid uint32, file *faultNameKey) (fileName,
 	case labelThreadStack:
 		return fileName{label: fmt.Sprintf("[stack:%d]", tid)}, true
 	case labelAnonName:
-		name, ok := d.names[*file]
-		name.label = "[anon:" + name.label + "]"
-		return name, ok
+		if name, ok := d.sentName(*file); ok {
+			return fileName{label: "[anon:" + name.label + "]"}, true
+		}
 	case labelFile:
-		name, ok := d.names[*file]
-		return name, ok
+		return d.sentName(*file)
 	}
 	return fileName{}, false
 }
 
-// forgetNames starts over when very many files have been seen: first here, then
-// in the kernel, which then sends each name again.
-func (d *decoder) forgetNames(sent *ebpf.Map) error {
-	if len(d.names) < maxNames {
-		return nil
+func (d *decoder) sentName(key faultNameKey) (fileName, bool) {
+	name, ok := d.names[key]
+	if !ok {
+		name, ok = d.older[key]
 	}
-	clear(d.names)
-	var key faultNameKey
-	for {
-		err := sent.NextKey(nil, &key)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("listing the file names sent: %w", err)
-		}
-		if err := sent.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forgetting file names: %w", err)
+	return name, ok
+}
+
+// crowded reports whether very many files have been seen.
+func (d *decoder) crowded() bool { return len(d.names) >= d.kept+maxNames }
+
+// forgetNames forgets all names but those of rows, and those since the call before: a
+// fault in flight may have found its name sent and has no row yet.
+func (d *decoder) forgetNames(rows []faultNameKey) {
+	kept := map[faultNameKey]fileName{}
+	for _, key := range rows {
+		if name, ok := d.sentName(key); ok {
+			kept[key] = name
 		}
 	}
+	d.older, d.names, d.kept = d.names, kept, len(kept)
 }

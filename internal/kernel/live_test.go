@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -138,6 +139,59 @@ func checkOwnPage(t *testing.T, f *fault.Fault, address uint64, mem []byte) {
 	if f.Is(fault.HasFlags) && f.Attempts != 1 {
 		t.Errorf("%d attempts, want 1", f.Attempts)
 	}
+}
+
+// The row of a file that does not fault again keeps its name, however many names come
+// after it.
+func TestRowsKeepNames(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		feat, opt := needHook(t, hook)
+		f, err := os.Create(t.TempDir() + "/row")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := f.Truncate(int64(os.Getpagesize())); err != nil {
+			t.Fatal(err)
+		}
+		mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mem)
+		opt.CountOnly, opt.Tables = true, []fault.By{fault.ByFile}
+		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
+		l := openHook(t, feat, opt)
+		mem[0] = 1
+		var first fault.Key
+		for round := range 3 {
+			rows, err := l.Rows()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(rows.Tables[0].Rows) != 1 {
+				t.Fatalf("%d rows of one file", len(rows.Tables[0].Rows))
+			}
+			for key := range rows.Tables[0].Rows {
+				if round == 0 {
+					first = key
+				}
+				if key != first || rows.Names[key.File] != f.Name() {
+					t.Errorf("round %d: %+v, named %q", round, key, rows.Names[key.File])
+				}
+			}
+			for i := uint64(0); !l.decoder.crowded(); i++ {
+				l.decoder.names[faultNameKey{Hash: i}] = fileName{label: "x"}
+			}
+			l.nextUpkeep = time.Time{}
+			if err := l.upkeep(); err != nil {
+				t.Fatal(err)
+			}
+			if len(l.decoder.names) != 1 {
+				t.Errorf("%d names kept", len(l.decoder.names))
+			}
+		}
+	})
 }
 
 // A thread changes its mappings between faults; each record must show the mapping

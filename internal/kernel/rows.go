@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -82,13 +83,13 @@ func (l *Live) readTables(out *fault.Rows) error {
 	if err := l.readNames(); err != nil {
 		return err
 	}
+	out.Names = map[fault.FileKey]string{}
 	for i := range found {
-		t := &out.Tables[found[i].key.Table]
 		k := l.decoder.key(&found[i].key)
-		// A name that was sent again under the same label is the same row to the user.
-		sum := t.Rows[k]
-		sum.Add(&found[i].cost)
-		t.Rows[k] = sum
+		out.Tables[found[i].key.Table].Rows[k] = found[i].cost
+		if name := l.decoder.rowName(&found[i].key); name != "" {
+			out.Names[k.File] = name
+		}
 	}
 	return nil
 }
@@ -121,18 +122,24 @@ func costOf(c *faultCost) fault.Cost {
 	}
 }
 
+// key is the row's for good. What it is named by is not part of it if that may change.
 func (d *decoder) key(k *faultStatKey) fault.Key {
-	inode, tid := k.File.Ino, uint32(0)
-	if k.Label == labelThreadStack {
-		inode, tid = 0, uint32(inode)
+	key := fault.Key{ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name))}
+	switch k.Label {
+	case labelFile, labelAnonName:
+		key.File = fault.FileKey{Dev: k.File.Dev, Inode: k.File.Ino, Mount: k.File.Mount, Hash: k.File.Hash, Anon: k.Label == labelAnonName}
+	default:
+		name, _ := d.nameOf(k.Label, uint32(k.File.Ino), &k.File)
+		key.Label = name.label
 	}
-	name, _ := d.nameOf(k.Label, tid, &k.File)
-	label := name.label
-	if name.path != "" {
-		label = name.path
+	return key
+}
+
+// rowName is what a row by file or mapping is called now, empty if nobody knows.
+func (d *decoder) rowName(k *faultStatKey) string {
+	if k.Label != labelFile && k.Label != labelAnonName {
+		return ""
 	}
-	return fault.Key{
-		ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name)),
-		Label: label, Dev: k.File.Dev, Inode: inode,
-	}
+	name, _ := d.nameOf(k.Label, 0, &k.File)
+	return cmp.Or(name.path, name.label)
 }

@@ -470,7 +470,7 @@ func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
 		text("comm", k.Name.String())
 	case fault.ByFile, fault.ByMapping:
 		text("label", k.Label)
-		o["inode"], o["dev"] = k.Inode, k.Dev
+		o["inode"], o["dev"] = k.File.Inode, k.File.Dev
 		if by == fault.ByMapping {
 			number("pid", uint64(k.ID), 0)
 			o["start"] = fmt.Sprintf("%#x", k.Value)

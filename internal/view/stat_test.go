@@ -45,7 +45,7 @@ func counted() *Stat {
 		process[key] = fault.Cost{Minor: uint64(i + 1), Time: time.Duration(5-i) * time.Millisecond, Max: time.Millisecond, Bytes: uint64(i+1) * 4096}
 	}
 	mapping := map[fault.Key]fault.Cost{
-		{ID: 4194303, Value: 0x7f1234500000, Dev: 8, Inode: 5, Label: "/" + strings.Repeat("long name/", 12) + "libpython3.11.so.1.0"}: {Major: 4_000_000_000, Time: 9 * time.Hour, Max: time.Minute, Bytes: 1 << 45},
+		{ID: 4194303, Value: 0x7f1234500000, File: fault.FileKey{Dev: 8, Inode: 5}, Label: "/" + strings.Repeat("long name/", 12) + "libpython3.11.so.1.0"}: {Major: 4_000_000_000, Time: 9 * time.Hour, Max: time.Minute, Bytes: 1 << 45},
 		{ID: 4711, Value: 0x6e0000000000, Label: "[anon]"}: {Minor: 7, Untimed: 7},
 		{ID: 4711}: {Failed: 3, Untimed: 3},
 	}
