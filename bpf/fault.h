@@ -20,6 +20,7 @@ enum record_type {
 	RECORD_FAULT = 1,
 	RECORD_NAME = 2,
 	RECORD_SELFTEST = 3,
+	RECORD_MAX = 4,
 };
 
 enum mode {
@@ -246,6 +247,18 @@ struct stat_key {
 	char name[COMM_LEN];
 	__u8 label;
 	__u8 pad[7];
+};
+
+/* In place of a table's number: rows that are in no table of their own. */
+#define TABLE_KINDS 254	 /* id is the kind */
+#define TABLE_OTHERS 255 /* id is the table */
+
+/* A latency that was longer than any in its row. */
+struct max_record {
+	__u32 type;
+	__u32 pad;
+	__u64 ns;
+	struct stat_key key;
 };
 
 /* A comm pattern, compared at each of 16 offsets of the 16-byte name. */

@@ -150,9 +150,13 @@ func (c *statRun) check(t *testing.T) {
 	for i := range c.whole.Kinds {
 		k := &c.whole.Kinds[i]
 		total.add(&k.statCost)
-		var timed uint64
+		var timed, bound, below uint64
 		for _, bucket := range k.Histogram {
 			timed += bucket[1]
+			bound, below = bucket[0], bound
+		}
+		if longest := k.MaxNS; longest != nil && (uint64(*longest) > bound || uint64(*longest) <= below) {
+			t.Errorf("kind %s: the longest is %d ns, not in the highest bucket, up to %d ns", words(k.Kind), *longest, bound)
 		}
 		if timed != k.Faults-k.Untimed {
 			t.Errorf("kind %s: %d latencies in the histogram, %d faults, %d without time", words(k.Kind), timed, k.Faults, k.Untimed)

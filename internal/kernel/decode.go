@@ -17,6 +17,11 @@ const (
 	recordFault    = 1
 	recordName     = 2
 	recordSelftest = 3
+	recordMax      = 4
+
+	// In place of a table's number in the key of a row.
+	tableKinds  = 254
+	tableOthers = 255
 
 	labelAnon     = 1
 	labelHeap     = 2
@@ -65,6 +70,8 @@ type decoder struct {
 	// older those before it. kept is how many of names rows were named by.
 	names, older map[faultNameKey]fileName
 	kept         int
+	// longest are the latencies, in ns, by which rows' longest ones were raised.
+	longest map[faultStatKey]uint64
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
 	// selftest holds the last record of that type.
@@ -72,7 +79,7 @@ type decoder struct {
 }
 
 func newDecoder(pageSize uint64) decoder {
-	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]fileName{}}
+	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]fileName{}, longest: map[faultStatKey]uint64{}}
 	for known := range d.fields {
 		for _, k := range knownFields {
 			if uint16(known)&k.bit != 0 {
@@ -83,8 +90,8 @@ func newDecoder(pageSize uint64) decoder {
 	return d
 }
 
-// decode reads one record. It reports false for what is not a fault: names, which
-// it keeps, and records of another size or type.
+// decode reads one record. It reports false for what is not a fault: names and longest
+// latencies, which it keeps, and records of another size or type.
 func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 	if len(raw) < 4 {
 		return fault.Fault{}, false
@@ -93,6 +100,11 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 	case recordName:
 		if len(raw) >= int(unsafe.Sizeof(faultNameRecord{})) {
 			d.addName((*faultNameRecord)(unsafe.Pointer(&raw[0])))
+		}
+	case recordMax:
+		if len(raw) >= int(unsafe.Sizeof(faultMaxRecord{})) {
+			r := (*faultMaxRecord)(unsafe.Pointer(&raw[0]))
+			d.longest[r.Key] = max(d.longest[r.Key], r.Ns)
 		}
 	case recordFault:
 		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {

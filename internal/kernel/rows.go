@@ -26,7 +26,23 @@ func (l *Live) Rows() (*fault.Rows, error) {
 	if err := l.readOther(out); err != nil {
 		return nil, err
 	}
-	return out, l.readTables(out)
+	found, err := l.readRows()
+	if err != nil {
+		return nil, err
+	}
+	// A file's name and a row's longest latency are sent before they are counted: now those
+	// of all rows have arrived.
+	if err := l.readSent(); err != nil {
+		return nil, err
+	}
+	for kind := range out.Kinds {
+		l.decoder.raiseMax(&out.Kinds[kind].Cost, &faultStatKey{Table: tableKinds, Id: uint32(kind)})
+	}
+	for i := range out.Tables {
+		l.decoder.raiseMax(&out.Tables[i].Other, &faultStatKey{Table: tableOthers, Id: uint32(i)})
+	}
+	l.fillTables(out, found)
+	return out, nil
 }
 
 func (l *Live) readKinds(out *fault.Rows) error {
@@ -62,40 +78,48 @@ func (l *Live) readOther(out *fault.Rows) error {
 	return nil
 }
 
-func (l *Live) readTables(out *fault.Rows) error {
-	type row struct {
-		key  faultStatKey
-		cost fault.Cost
-	}
-	var found []row
+// statRow is a row of a table as the kernel has it.
+type statRow struct {
+	key  faultStatKey
+	cost fault.Cost
+}
+
+func (l *Live) readRows() ([]statRow, error) {
+	var found []statRow
 	var key faultStatKey
 	var value faultCost
 	rows := l.coll.Maps[faultMapStatRows].Iterate()
 	for rows.Next(&key, &value) {
-		if int(key.Table) < len(out.Tables) {
-			found = append(found, row{key, costOf(&value)})
+		if int(key.Table) < len(l.tables) {
+			found = append(found, statRow{key, costOf(&value)})
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return fmt.Errorf("reading the tables: %w", err)
+		return nil, fmt.Errorf("reading the tables: %w", err)
 	}
-	// A file's name is sent before it is counted: now those of all rows have arrived.
-	if err := l.readNames(); err != nil {
-		return err
-	}
+	return found, nil
+}
+
+func (l *Live) fillTables(out *fault.Rows, found []statRow) {
 	out.Names = map[fault.FileKey]string{}
 	for i := range found {
+		l.decoder.raiseMax(&found[i].cost, &found[i].key)
 		k := l.decoder.key(&found[i].key)
 		out.Tables[found[i].key.Table].Rows[k] = found[i].cost
 		if name := l.decoder.rowName(&found[i].key); name != "" {
 			out.Names[k.File] = name
 		}
 	}
-	return nil
 }
 
-// readNames reads what is in the ring buffer: file names, since faults are counted.
-func (l *Live) readNames() error {
+// raiseMax makes the longest latency of a row that which was sent, if it is longer: of two
+// CPUs at once the one that stores the row's last may have the shorter one.
+func (d *decoder) raiseMax(c *fault.Cost, key *faultStatKey) {
+	c.Max = max(c.Max, time.Duration(d.longest[*key]))
+}
+
+// readSent reads what is in the ring buffer: no faults, since these are counted.
+func (l *Live) readSent() error {
 	if l.drained {
 		return nil
 	}
