@@ -120,6 +120,7 @@ func TestWorkloadsStat(t *testing.T) {
 				reports[i] = h.finish(t)
 			}
 		}
+		counting.waitLines(t, 2) // the header and an interval: what is left is another one
 		c, tr := counting.stopStat(t, hook), listing.stop(t, hook)
 
 		want, unseen := map[string]kindCounts{}, uint64(0)
