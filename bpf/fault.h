@@ -242,7 +242,8 @@ enum by {
 struct stat_key {
 	__u32 table;
 	__u32 id;    /* pid, tid, uid, CPU or the value of an enum */
-	__u64 value; /* pid of a thread, address of a page or a mapping, id of a cgroup */
+	__u64 value; /* pid of a thread, address of a page or a mapping (a stack's end), id of a
+			cgroup */
 	struct name_key file;
 	char name[COMM_LEN];
 	__u8 label;

@@ -157,6 +157,16 @@ static __always_inline void count_kind(const struct fault_record *rec)
 	raise_max(&row->cost, rec, NULL, TABLE_KINDS, kind);
 }
 
+/*
+ * What does not move of a mapping: a stack grows at its start, and new memory joins the
+ * mapping above it.
+ */
+static __always_inline __u64 anchor_of(const struct fault_record *rec)
+{
+	return rec->label == LABEL_STACK || rec->label == LABEL_THREAD_STACK ? rec->vma_end :
+									       rec->vma_start;
+}
+
 /* Fills the key of a fault in a table by one of enum by. */
 static __always_inline void key_of(struct stat_key *key, __u8 by, const struct fault_record *rec,
 				   struct task_struct *task)
@@ -176,16 +186,17 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 		break;
 	case BY_MAPPING:
 		key->id = rec->pid;
-		if (rec->known & KNOWN_VMA)
-			key->value = rec->vma_start;
+		if (rec->known & KNOWN_VMA) {
+			key->value = anchor_of(rec);
+			/* Its name is the thread's id. */
+			if (rec->label == LABEL_THREAD_STACK)
+				key->file.ino = rec->tid;
+		}
 		/* fall through */
 	case BY_FILE:
 		key->label = rec->known & KNOWN_VMA ? rec->label : LABEL_UNKNOWN;
 		if (key->label == LABEL_FILE || key->label == LABEL_ANON_NAME)
 			key->file = rec->file;
-		/* Its name is the thread's id. */
-		if (key->label == LABEL_THREAD_STACK)
-			key->file.ino = rec->tid;
 		break;
 	case BY_PAGE:
 		key->id = rec->pid;

@@ -75,14 +75,15 @@ type statRow struct {
 	Kind      *string
 	Histogram [][2]uint64
 
-	PID, TID       int
-	Address, Start *hexNumber
-	Mode, Access   *string
-	Result         *string
-	Process, Comm  *string
-	Label, Cgroup  *string
-	CPU, UID       *uint32
-	CgroupID       *uint64 `json:"cgroup_id"`
+	PID, TID      int
+	Address       *hexNumber
+	Start, End    *hexNumber
+	Mode, Access  *string
+	Result        *string
+	Process, Comm *string
+	Label, Cgroup *string
+	CPU, UID      *uint32
+	CgroupID      *uint64 `json:"cgroup_id"`
 }
 
 type statTable struct {

@@ -93,6 +93,9 @@ func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 		k := fault.Key{Label: f.VMA.Name(), File: fault.FileKey{Dev: f.VMA.Dev, Inode: f.VMA.Inode}}
 		if by == fault.ByMapping {
 			k.ID, k.Value = f.PID, f.VMA.Start
+			if k.Label == "[stack]" {
+				k.Value, k.End = 0, f.VMA.End
+			}
 		}
 		return k
 	case fault.ByPage:

@@ -102,6 +102,16 @@ func TestKeyOf(t *testing.T) {
 	}
 }
 
+// A stack that grows is one mapping.
+func TestKeyOfStack(t *testing.T) {
+	for _, start := range []uint64{0x7ffe12300000, 0x7ffe12200000} {
+		f := fault.Fault{PID: 11, VMA: fault.VMA{Start: start, End: 0x7ffe12340000, Label: "[stack]"}}
+		if got, want := KeyOf(&f, fault.ByMapping), (fault.Key{ID: 11, End: 0x7ffe12340000, Label: "[stack]"}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}
+
 // Whatever finds no row is in the row of all others: no fault is lost.
 func TestCounterOverflow(t *testing.T) {
 	const pages, names, limit = 150_000, 12_000, 1000

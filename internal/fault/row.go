@@ -46,6 +46,8 @@ type Key struct {
 	// Value is the process of a thread, the address of a page or of the mapping's start,
 	// or the id of a cgroup v2 (the inode of its folder).
 	Value uint64
+	// End is that of a mapping that is a stack, whose start moves: Value is 0 then.
+	End uint64
 	// Name is that of a process or thread.
 	Name Comm
 	// Label is that of a file's or mapping's VMA. It is empty if it is not known or, as yet,

@@ -98,9 +98,24 @@ func TestDecodeThreadStack(t *testing.T) {
 	if f, _ := d.decode(raw(&r)); !f.Is(fault.HasLabel) || f.VMA.Label != "[stack:12]" || f.VMA.Inode != 0 {
 		t.Errorf("%+v", f.VMA)
 	}
-	k := faultStatKey{Id: 11, Value: 0x7000_0000, Label: labelThreadStack, File: faultNameKey{Ino: 12}}
-	if got, want := d.key(&k), (fault.Key{ID: 11, Value: 0x7000_0000, Label: "[stack:12]"}); got != want {
-		t.Errorf("row %+v, want %+v", got, want)
+	for _, test := range []struct {
+		by   fault.By
+		row  faultStatKey
+		want fault.Key
+	}{
+		{
+			fault.ByMapping,
+			faultStatKey{Id: 11, Value: 0x7000_8000, Label: labelThreadStack, File: faultNameKey{Ino: 12}},
+			fault.Key{ID: 11, End: 0x7000_8000, Label: "[stack:12]"},
+		},
+		{fault.ByMapping, faultStatKey{Id: 11, Value: 0x7000_8000, Label: labelStack}, fault.Key{ID: 11, End: 0x7000_8000, Label: "[stack]"}},
+		{fault.ByMapping, faultStatKey{Id: 11, Value: 0x7000_0000, Label: labelAnon}, fault.Key{ID: 11, Value: 0x7000_0000, Label: "[anon]"}},
+		{fault.ByFile, faultStatKey{Label: labelThreadStack}, fault.Key{Label: "[thread stacks]"}},
+		{fault.ByFile, faultStatKey{Label: labelStack}, fault.Key{Label: "[stack]"}},
+	} {
+		if got := d.key(test.by, &test.row); got != test.want {
+			t.Errorf("by %v: row %+v, want %+v", test.by, got, test.want)
+		}
 	}
 }
 
@@ -109,7 +124,7 @@ func TestRowNames(t *testing.T) {
 	d := newDecoder(4096)
 	file := faultStatKey{Id: 11, Label: labelFile, File: faultNameKey{Ino: 5, Hash: 6, Dev: 7, Mount: 8}}
 	anon := faultStatKey{Id: 11, Label: labelAnonName, File: faultNameKey{Hash: 6}}
-	before := [2]fault.Key{d.key(&file), d.key(&anon)}
+	before := [2]fault.Key{d.key(fault.ByFile, &file), d.key(fault.ByFile, &anon)}
 	if a, b := d.rowName(&file), d.rowName(&anon); a != "" || b != "" {
 		t.Errorf("names %q and %q that have not come", a, b)
 	}
@@ -124,12 +139,12 @@ func TestRowNames(t *testing.T) {
 		if got := d.rowName(&anon); got != "[anon:cache]" {
 			t.Errorf("name %q", got)
 		}
-		if after := [2]fault.Key{d.key(&file), d.key(&anon)}; after != before || after[0] == after[1] {
+		if after := [2]fault.Key{d.key(fault.ByFile, &file), d.key(fault.ByFile, &anon)}; after != before || after[0] == after[1] {
 			t.Errorf("rows %+v, before %+v", after, before)
 		}
 	}
 	for label, want := range map[uint8]string{labelAnon: "[anon]", labelHeap: "[heap]", labelStack: "[stack]", 0: ""} {
-		if got := d.key(&faultStatKey{Label: label}); got != (fault.Key{Label: want}) {
+		if got := d.key(fault.ByFile, &faultStatKey{Label: label}); got != (fault.Key{Label: want}) {
 			t.Errorf("label %d: %+v", label, got)
 		}
 	}

@@ -104,8 +104,9 @@ func (l *Live) fillTables(out *fault.Rows, found []statRow) {
 	out.Names = map[fault.FileKey]string{}
 	for i := range found {
 		l.decoder.raiseMax(&found[i].cost, &found[i].key)
-		k := l.decoder.key(&found[i].key)
-		out.Tables[found[i].key.Table].Rows[k] = found[i].cost
+		t := &out.Tables[found[i].key.Table]
+		k := l.decoder.key(t.By, &found[i].key)
+		t.Rows[k] = found[i].cost
 		if name := l.decoder.rowName(&found[i].key); name != "" {
 			out.Names[k.File] = name
 		}
@@ -147,7 +148,7 @@ func costOf(c *faultCost) fault.Cost {
 }
 
 // key is the row's for good. What it is named by is not part of it if that may change.
-func (d *decoder) key(k *faultStatKey) fault.Key {
+func (d *decoder) key(by fault.By, k *faultStatKey) fault.Key {
 	key := fault.Key{ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name))}
 	switch k.Label {
 	case labelFile, labelAnonName:
@@ -155,6 +156,16 @@ func (d *decoder) key(k *faultStatKey) fault.Key {
 	default:
 		name, _ := d.nameOf(k.Label, uint32(k.File.Ino), &k.File)
 		key.Label = name.label
+	}
+	switch by {
+	case fault.ByFile:
+		if k.Label == labelThreadStack {
+			key.Label = "[thread stacks]"
+		}
+	case fault.ByMapping:
+		if k.Label == labelStack || k.Label == labelThreadStack {
+			key.Value, key.End = 0, k.Value
+		}
 	}
 	return key
 }

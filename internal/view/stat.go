@@ -167,7 +167,7 @@ func dearer(a, b *fault.Cost) int {
 // statTitles say what the names of each table's rows are.
 var statTitles = map[fault.By]string{
 	fault.ByProcess: "PROCESS (PID)", fault.ByThread: "THREAD (TID/PID)", fault.ByKind: "KIND", fault.ByFile: "FILE",
-	fault.ByMapping: "MAPPING (PID START)", fault.ByPage: "PAGE (PID)", fault.ByCgroup: "CGROUP", fault.ByUID: "USER",
+	fault.ByMapping: "MAPPING (PID START, of stacks -END)", fault.ByPage: "PAGE (PID)", fault.ByCgroup: "CGROUP", fault.ByUID: "USER",
 	fault.ByCPU: "CPU", fault.ByAccess: "ACCESS", fault.ByMode: "MODE", fault.ByResult: "RESULT",
 }
 
@@ -206,7 +206,8 @@ func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int)
 		if order := dearer(&a.cost, &b.cost); order != 0 {
 			return order
 		}
-		return cmp.Or(strings.Compare(a.name.text, b.name.text), cmp.Compare(a.key.ID, b.key.ID), cmp.Compare(a.key.Value, b.key.Value))
+		return cmp.Or(strings.Compare(a.name.text, b.name.text), cmp.Compare(a.key.ID, b.key.ID),
+			cmp.Compare(a.key.Value, b.key.Value), cmp.Compare(a.key.End, b.key.End))
 	})
 	if s.Top > 0 && len(rows) > s.Top {
 		for i := range rows[s.Top:] {
@@ -236,6 +237,9 @@ func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 	case fault.ByFile:
 		return rowName{text: label}
 	case fault.ByMapping:
+		if k.End != 0 {
+			return rowName{label, fmt.Sprintf(" (%d -%x)", k.ID, k.End)}
+		}
 		return rowName{label, fmt.Sprintf(" (%d %x)", k.ID, k.Value)}
 	case fault.ByPage:
 		return rowName{numbers: fmt.Sprintf("%x (%d)", k.Value, k.ID)}
@@ -473,9 +477,11 @@ func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
 		o["inode"], o["dev"] = k.File.Inode, k.File.Dev
 		if by == fault.ByMapping {
 			number("pid", uint64(k.ID), 0)
-			o["start"] = fmt.Sprintf("%#x", k.Value)
-			if k.Value == 0 {
-				o["start"] = nil
+			for name, address := range map[string]uint64{"start": k.Value, "end": k.End} {
+				o[name] = nil
+				if address != 0 {
+					o[name] = fmt.Sprintf("%#x", address)
+				}
 			}
 		}
 	case fault.ByPage:

@@ -48,6 +48,7 @@ func counted() *Stat {
 		{ID: 4194303, Value: 0x7f1234500000, File: fault.FileKey{Dev: 8, Inode: 5}, Label: "/" + strings.Repeat("long name/", 12) + "libpython3.11.so.1.0"}: {Major: 4_000_000_000, Time: 9 * time.Hour, Max: time.Minute, Bytes: 1 << 45},
 		{ID: 4711, Value: 0x6e0000000000, Label: "[anon]"}: {Minor: 7, Untimed: 7},
 		{ID: 4711}: {Failed: 3, Untimed: 3},
+		{ID: 4711, End: 0x7ffe12340000, Label: "[stack]"}: {Minor: 5, Time: time.Second, Max: time.Millisecond, Bytes: 5 * 4096},
 	}
 	rows.Tables = []fault.Table{
 		{By: fault.ByProcess, Rows: process, Other: fault.Cost{Minor: 12, Time: 12345, Max: 2345, Bytes: 12 * 4096}},
@@ -172,7 +173,7 @@ func TestStatWidth(t *testing.T) {
 				t.Errorf("%d of %d columns: %s", n, width, line)
 			}
 		}
-		for _, numbers := range []string{" (4711)", " (4713)", " (4194303 7f1234500000)", "cgroup 99", " (0)\n"} {
+		for _, numbers := range []string{" (4711)", " (4713)", " (4194303 7f1234500000)", " (4711 -7ffe12340000)", "cgroup 99", " (0)\n"} {
 			if !strings.Contains(text, numbers) {
 				t.Errorf("%q was cut off at width %d:\n%s", numbers, width, text)
 			}
