@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,6 +54,7 @@ handled and the exit code is as in trace.`,
 		if err != nil {
 			return err
 		}
+		o.by = distinct(o.by)
 		if len(o.by) > fault.MaxTables {
 			return usagef("--by: %d tables, at most %d are counted at a time", len(o.by), fault.MaxTables)
 		}
@@ -71,6 +73,17 @@ handled and the exit code is as in trace.`,
 	o.register(cmd, &t)
 	cmd.Flags().SetInterspersed(false)
 	return cmd
+}
+
+// distinct leaves out what was named before: a table twice would be added up.
+func distinct(by []fault.By) []fault.By {
+	var list []fault.By
+	for _, b := range by {
+		if !slices.Contains(list, b) {
+			list = append(list, b)
+		}
+	}
+	return list
 }
 
 func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {

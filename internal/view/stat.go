@@ -409,7 +409,7 @@ func (s *Stat) typeName() string {
 
 func (s *Stat) costObject(c *fault.Cost) map[string]any {
 	o := map[string]any{
-		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "untimed": c.Untimed,
+		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "unknown": c.Unknown, "untimed": c.Untimed,
 		"time_ns": nil, "max_ns": nil, "offcpu_ns": nil, "bytes": nil,
 	}
 	if c.Untimed < c.Faults() || c.Faults() == 0 {
@@ -504,10 +504,11 @@ func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
 
 // AppendCSVHeader appends the names of the columns.
 func AppendCSVHeader(b []byte) []byte {
-	return append(b, "time,duration_ns,by,name,faults,minor,major,failed,untimed,time_ns,max_ns,p50_ns,p90_ns,p99_ns,bytes\n"...)
+	return append(b, "time,duration_ns,by,name,faults,minor,major,failed,unknown,untimed,time_ns,max_ns,p50_ns,p90_ns,p99_ns,bytes\n"...)
 }
 
-// AppendCSV appends a line for each kind and each row of the tables.
+// AppendCSV appends a line for each kind and each row of the tables, but for that by kind:
+// lines that say the same would be added up.
 func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	var buf bytes.Buffer
 	w := csv.NewWriter(&buf)
@@ -516,21 +517,21 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	line := func(by string, name rowName, c *fault.Cost, k *fault.KindCost) {
 		cells := []string{
 			when, num(uint64(s.Duration)), by, inert(string(name.append(nil, 0))),
-			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Untimed), "", "", "", "", "", "",
+			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Unknown), num(c.Untimed), "", "", "", "", "", "",
 		}
 		if c.Untimed < c.Faults() {
-			cells[9] = num(uint64(c.Time))
+			cells[10] = num(uint64(c.Time))
 			if c.Max > 0 {
-				cells[10] = num(uint64(c.Max))
+				cells[11] = num(uint64(c.Max))
 			}
 			for i, q := range quantiles {
 				if k != nil {
-					cells[11+i] = num(uint64(quantile(k, q.share)))
+					cells[12+i] = num(uint64(quantile(k, q.share)))
 				}
 			}
 		}
 		if c.Bytes > 0 {
-			cells[14] = num(c.Bytes)
+			cells[15] = num(c.Bytes)
 		}
 		_ = w.Write(cells) // a bytes.Buffer takes everything
 	}
@@ -539,6 +540,9 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	}
 	for i := range s.Rows.Tables {
 		t := &s.Rows.Tables[i]
+		if t.By == fault.ByKind {
+			continue
+		}
 		rows, rest, hidden := s.top(t)
 		for j := range rows {
 			line(t.By.String(), rows[j].name, &rows[j].cost, nil)
