@@ -33,14 +33,14 @@ type Stat struct {
 	Top int
 	// Hist adds the histogram of each kind to text.
 	Hist bool
-	// User and Cgroup name a user and a cgroup; the names are escaped here.
+	// User and Cgroup name a user and a cgroup, and are asked for rows that are shown only;
+	// the names are escaped here.
 	User   func(uid uint32) string
 	Cgroup func(id uint64) string
 }
 
-// statRow is a row of a table with the name that it is shown by.
+// statRow is a row of a table.
 type statRow struct {
-	name rowName
 	key  fault.Key
 	cost fault.Cost
 }
@@ -185,7 +185,7 @@ func (s *Stat) appendTable(b []byte, t *fault.Table, total *fault.Cost, width in
 		b = append(b, '\n')
 	}
 	for i := range rows {
-		line(rows[i].name, &rows[i].cost)
+		line(s.nameOf(t.By, rows[i].key), &rows[i].cost)
 	}
 	if hidden > 0 {
 		line(moreName(hidden), &rest)
@@ -200,14 +200,13 @@ func (s *Stat) appendTable(b []byte, t *fault.Table, total *fault.Cost, width in
 func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int) {
 	rows = make([]statRow, 0, len(t.Rows))
 	for key, cost := range t.Rows {
-		rows = append(rows, statRow{s.nameOf(t.By, key), key, cost})
+		rows = append(rows, statRow{key, cost})
 	}
 	slices.SortFunc(rows, func(a, b statRow) int {
 		if order := dearer(&a.cost, &b.cost); order != 0 {
 			return order
 		}
-		return cmp.Or(strings.Compare(a.name.text, b.name.text), cmp.Compare(a.key.ID, b.key.ID),
-			cmp.Compare(a.key.Value, b.key.Value), cmp.Compare(a.key.End, b.key.End))
+		return compareKeys(&a.key, &b.key)
 	})
 	if s.Top > 0 && len(rows) > s.Top {
 		for i := range rows[s.Top:] {
@@ -217,6 +216,14 @@ func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int)
 		rows = rows[:s.Top]
 	}
 	return rows, rest, hidden
+}
+
+// compareKeys orders rows whose cost is the same, in one way every time.
+func compareKeys(a, b *fault.Key) int {
+	return cmp.Or(
+		strings.Compare(a.Name.String(), b.Name.String()), strings.Compare(a.Label, b.Label), cmp.Compare(a.ID, b.ID),
+		cmp.Compare(a.Value, b.Value), cmp.Compare(a.End, b.End), cmp.Compare(a.File.Dev, b.File.Dev), cmp.Compare(a.File.Inode, b.File.Inode),
+	)
 }
 
 func moreName(hidden int) rowName { return rowName{text: fmt.Sprintf("[%d more]", hidden)} }
@@ -545,7 +552,7 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 		}
 		rows, rest, hidden := s.top(t)
 		for j := range rows {
-			line(t.By.String(), rows[j].name, &rows[j].cost, nil)
+			line(t.By.String(), s.nameOf(t.By, rows[j].key), &rows[j].cost, nil)
 		}
 		if hidden > 0 {
 			line(t.By.String(), moreName(hidden), &rest, nil)

@@ -203,6 +203,29 @@ func TestStatTop(t *testing.T) {
 	}
 }
 
+// Naming a cgroup or a user may cost much: only rows that are shown are named.
+func TestStatNamesShown(t *testing.T) {
+	rows := map[fault.Key]fault.Cost{}
+	for i := range 100 {
+		rows[fault.Key{ID: uint32(i), Value: uint64(i + 1)}] = fault.Cost{Minor: 1, Untimed: 1}
+	}
+	asked := 0
+	s := Stat{
+		Session: &session, Top: 3,
+		Rows:   &fault.Rows{Tables: []fault.Table{{By: fault.ByCgroup, Rows: rows}, {By: fault.ByUID, Rows: rows}}},
+		User:   func(uint32) string { asked++; return "user" },
+		Cgroup: func(uint64) string { asked++; return "/cgroup" },
+	}
+	for form, show := range map[string]func(){
+		"text": func() { s.AppendText(nil, 100) }, "json": func() { appended(t, s.AppendJSON) }, "csv": func() { appended(t, s.AppendCSV) },
+	} {
+		asked = 0
+		if show(); asked == 0 || asked > 6 {
+			t.Errorf("%s: asked for %d names, 6 are shown", form, asked)
+		}
+	}
+}
+
 // The order is by time, and where that is not known by number, then by name.
 func TestStatOrder(t *testing.T) {
 	s := Stat{Session: &session, Rows: &fault.Rows{}}
