@@ -20,6 +20,7 @@ enum record_type {
 	RECORD_FAULT = 1,
 	RECORD_NAME = 2,
 	RECORD_SELFTEST = 3,
+	RECORD_MAX = 4,
 };
 
 enum mode {
@@ -241,11 +242,24 @@ enum by {
 struct stat_key {
 	__u32 table;
 	__u32 id;    /* pid, tid, uid, CPU or the value of an enum */
-	__u64 value; /* pid of a thread, address of a page or a mapping, id of a cgroup */
+	__u64 value; /* pid of a thread, address of a page or a mapping (a stack's end), id of a
+			cgroup */
 	struct name_key file;
 	char name[COMM_LEN];
 	__u8 label;
 	__u8 pad[7];
+};
+
+/* In place of a table's number: rows that are in no table of their own. */
+#define TABLE_KINDS 254	 /* id is the kind */
+#define TABLE_OTHERS 255 /* id is the table */
+
+/* A latency that was longer than any in its row. */
+struct max_record {
+	__u32 type;
+	__u32 pad;
+	__u64 ns;
+	struct stat_key key;
 };
 
 /* A comm pattern, compared at each of 16 offsets of the 16-byte name. */

@@ -41,6 +41,21 @@ struct {
 	__type(value, struct cost);
 } other_rows SEC(".maps");
 
+/* Puts the type into BTF, from which the Go side is made. */
+struct max_record *max_record_type __attribute__((unused));
+
+static __always_inline bool is_timed(const struct fault_record *rec)
+{
+	return rec->known & KNOWN_LATENCY && rec->end_ns >= rec->start_ns;
+}
+
+/* 0 if the latency is not known. */
+static __always_inline __u64 latency_of(const struct fault_record *rec)
+{
+	return is_timed(rec) ? rec->end_ns - rec->start_ns : 0;
+}
+
+/* Adds a fault to a row, but for the longest latency. */
 static __always_inline void add_cost(struct cost *c, const struct fault_record *rec)
 {
 	if (rec->result == RESULT_UNKNOWN)
@@ -55,17 +70,45 @@ static __always_inline void add_cost(struct cost *c, const struct fault_record *
 		__sync_fetch_and_add(&c->bytes, rec->level_after && rec->pages ?
 							4096ULL << 9 * (rec->level_after & 3) :
 							4096ULL * rec->pages);
-	if (rec->known & KNOWN_LATENCY && rec->end_ns >= rec->start_ns) {
-		__u64 ns = rec->end_ns - rec->start_ns;
-
-		__sync_fetch_and_add(&c->ns, ns);
+	if (is_timed(rec)) {
+		__sync_fetch_and_add(&c->ns, latency_of(rec));
 		__sync_fetch_and_add(&c->offcpu_ns, rec->offcpu_ns);
-		/* Two CPUs at once may lose the smaller of two maxima that are close. */
-		if (ns > c->max_ns)
-			c->max_ns = ns;
 	} else {
 		__sync_fetch_and_add(&c->untimed, 1);
 	}
+}
+
+/*
+ * Raises the longest latency of a row, which is named by its key or else by table and id.
+ * 5.10 has no atomic maximum: of two at once the smaller one may be stored last. So each is
+ * sent as well, and user space takes the longest. What the row has tells what need not be
+ * sent: it is never more than what was sent, or stood in the row when it was made. Without
+ * room in the ring the row alone has it.
+ */
+static __always_inline void raise_max(struct cost *c, const struct fault_record *rec,
+				      const struct stat_key *key, __u32 table, __u32 id)
+{
+	__u64 ns = latency_of(rec);
+	struct max_record *max;
+
+	if (ns <= c->max_ns)
+		return;
+	max = bpf_ringbuf_reserve(&records, sizeof(*max), 0);
+	if (max) {
+		if (key)
+			__builtin_memcpy(&max->key, key, sizeof(max->key));
+		else
+			__builtin_memset(&max->key, 0, sizeof(max->key));
+		max->key.table = table;
+		if (!key)
+			max->key.id = id;
+		max->type = RECORD_MAX;
+		max->pad = 0;
+		max->ns = ns;
+		bpf_ringbuf_submit(max, BPF_RB_NO_WAKEUP);
+	}
+	/* Only now: what is found here has been sent. */
+	c->max_ns = ns;
 }
 
 /* The position of the highest bit that is set; v must not be 0. */
@@ -106,11 +149,22 @@ static __always_inline void count_kind(const struct fault_record *rec)
 	if (!row)
 		return;
 	add_cost(&row->cost, rec);
-	if (!(rec->known & KNOWN_LATENCY) || rec->end_ns < rec->start_ns)
+	if (!is_timed(rec))
 		return;
-	bucket = bucket_of(rec->end_ns - rec->start_ns);
+	bucket = bucket_of(latency_of(rec));
 	if (bucket < HIST_BUCKETS)
 		__sync_fetch_and_add(&row->buckets[bucket], 1);
+	raise_max(&row->cost, rec, NULL, TABLE_KINDS, kind);
+}
+
+/*
+ * What does not move of a mapping: a stack grows at its start, and new memory joins the
+ * mapping above it.
+ */
+static __always_inline __u64 anchor_of(const struct fault_record *rec)
+{
+	return rec->label == LABEL_STACK || rec->label == LABEL_THREAD_STACK ? rec->vma_end :
+									       rec->vma_start;
 }
 
 /* Fills the key of a fault in a table by one of enum by. */
@@ -132,16 +186,17 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 		break;
 	case BY_MAPPING:
 		key->id = rec->pid;
-		if (rec->known & KNOWN_VMA)
-			key->value = rec->vma_start;
+		if (rec->known & KNOWN_VMA) {
+			key->value = anchor_of(rec);
+			/* Its name is the thread's id. */
+			if (rec->label == LABEL_THREAD_STACK)
+				key->file.ino = rec->tid;
+		}
 		/* fall through */
 	case BY_FILE:
 		key->label = rec->known & KNOWN_VMA ? rec->label : LABEL_UNKNOWN;
 		if (key->label == LABEL_FILE || key->label == LABEL_ANON_NAME)
 			key->file = rec->file;
-		/* Its name is the thread's id. */
-		if (key->label == LABEL_THREAD_STACK)
-			key->file.ino = rec->tid;
 		break;
 	case BY_PAGE:
 		key->id = rec->pid;
@@ -172,19 +227,27 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 					   struct task_struct *task)
 {
 	struct stat_key key = { .table = table };
-	struct cost blank = {}, *row;
+	struct cost *row;
 
 	key_of(&key, tables_by[table], rec, task);
 	row = bpf_map_lookup_elem(&stat_rows, &key);
 	if (!row) {
+		struct cost blank = { .max_ns = latency_of(rec) };
+
 		/* Another CPU may make it at the same time. */
 		bpf_map_update_elem(&stat_rows, &key, &blank, BPF_NOEXIST);
 		row = bpf_map_lookup_elem(&stat_rows, &key);
 	}
-	if (!row)
-		row = bpf_map_lookup_elem(&other_rows, &table);
-	if (row)
+	if (row) {
 		add_cost(row, rec);
+		raise_max(row, rec, &key, table, 0);
+		return;
+	}
+	row = bpf_map_lookup_elem(&other_rows, &table);
+	if (!row)
+		return;
+	add_cost(row, rec);
+	raise_max(row, rec, NULL, TABLE_OTHERS, table);
 }
 
 /* Not inline, since it is long and called from wherever a fault may end. */

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -269,18 +270,26 @@ func (a *armedTrace) wait(t *testing.T, hook string) *traced {
 	return parse(t, hook, a.out.buf.Bytes(), a.stderr.String(), code)
 }
 
-// headerWaiter keeps output and tells when its first line is complete.
+// waitLines waits until so many lines have been printed.
+func (a *armedTrace) waitLines(t *testing.T, n int64) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("%d lines of output", n), func() bool { return a.out.lines.Load() >= n })
+}
+
+// headerWaiter keeps output, counts lines and tells when the first one is complete.
 type headerWaiter struct {
-	buf  bytes.Buffer
-	once sync.Once
-	seen chan struct{}
+	buf   bytes.Buffer
+	lines atomic.Int64
+	once  sync.Once
+	seen  chan struct{}
 }
 
 func newHeaderWaiter() *headerWaiter { return &headerWaiter{seen: make(chan struct{})} }
 
 func (h *headerWaiter) Write(p []byte) (int, error) {
 	n, err := h.buf.Write(p)
-	if bytes.IndexByte(p, '\n') >= 0 {
+	if lines := bytes.Count(p, []byte("\n")); lines > 0 {
+		h.lines.Add(int64(lines))
 		h.once.Do(func() { close(h.seen) })
 	}
 	return n, err

@@ -124,6 +124,7 @@ func TestWorkloadsStat(t *testing.T) {
 				reports[i] = h.finish(t)
 			}
 		}
+		counting.waitLines(t, 2) // the header and an interval: what is left is another one
 		c, tr := counting.stopStat(t, hook), listing.stop(t, hook)
 
 		want, unseen := map[string]kindCounts{}, uint64(0)
@@ -243,9 +244,17 @@ func checkListed(t *testing.T, tr *traced, c *statRun) {
 				if f.VMA == nil {
 					return fmt.Sprint(f.PID, " ", hexOf(nil))
 				}
+				if strings.HasPrefix(words(f.VMA.Label), "[stack") { // its start moves
+					return fmt.Sprint(f.PID, " -", hexOf(f.VMA.End), *f.VMA.Label)
+				}
 				return fmt.Sprint(f.PID, " ", hexOf(f.VMA.Start))
 			},
-			func(r *statRow) string { return fmt.Sprint(r.PID, " ", hexOf(r.Start)) },
+			func(r *statRow) string {
+				if r.End != nil {
+					return fmt.Sprint(r.PID, " -", hexOf(r.End), words(r.Label))
+				}
+				return fmt.Sprint(r.PID, " ", hexOf(r.Start))
+			},
 		},
 		"cpu": {
 			func(f *liveFault) string { return fmt.Sprint(f.CPU) },
@@ -345,6 +354,36 @@ func TestWorkloadsStatProcess(t *testing.T) {
 		}
 		if n.Minor != uint64(child.Minflt) || n.Major != uint64(child.Majflt) || c.whole.Lost != 0 {
 			t.Errorf("getrusage %+v, counted %+v, lost %d", child, n, c.whole.Lost)
+		}
+	})
+}
+
+// Threads come and go: by file their stacks are one row, by mapping each has its own.
+func TestWorkloadsStatStacks(t *testing.T) {
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
+		a, b := hold(t, self(t), "stack", "--pages", "7"), hold(t, self(t), "stack", "--pages", "9")
+		run := startStat(t, hook, "-p", fmt.Sprintf("%d,%d", a.cmd.Process.Pid, b.cmd.Process.Pid), "--addr", workArea, "--by", "file,mapping")
+		reports := []*workload.Report{a.finish(t), b.finish(t)}
+		c := run.stopStat(t, hook)
+		count := func(by, label string) (faults uint64, rows []*statRow) {
+			table := c.whole.table(t, by)
+			for i := range table.Rows {
+				if r := &table.Rows[i]; words(r.Label) == label {
+					faults += r.Faults
+					rows = append(rows, r)
+				}
+			}
+			return faults, rows
+		}
+		if n, rows := count("file", "[thread stacks]"); n != 7+9 || len(rows) != 1 {
+			t.Errorf("%d faults on stacks in %d rows by file, want %d in one: %+v", n, len(rows), 7+9, c.whole.table(t, "file").Rows)
+		}
+		for _, rep := range reports {
+			stack := &rep.Threads[0].Ranges[0]
+			n, rows := count("mapping", stack.Label)
+			if n != uint64(stack.Faults) || len(rows) != 1 || rows[0].PID != rep.PID || rows[0].Start != nil || rows[0].End == nil || uint64(*rows[0].End) < uint64(stack.End) {
+				t.Errorf("%d faults on %s in %d rows by mapping, want %d: %+v", n, stack.Label, len(rows), stack.Faults, c.whole.table(t, "mapping").Rows)
+			}
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,6 +55,7 @@ handled and the exit code is as in trace.`,
 		if err != nil {
 			return err
 		}
+		o.by = distinct(o.by)
 		if len(o.by) > fault.MaxTables {
 			return usagef("--by: %d tables, at most %d are counted at a time", len(o.by), fault.MaxTables)
 		}
@@ -71,6 +74,17 @@ handled and the exit code is as in trace.`,
 	o.register(cmd, &t)
 	cmd.Flags().SetInterspersed(false)
 	return cmd
+}
+
+// distinct leaves out what was named before: a table twice would be added up.
+func distinct(by []fault.By) []fault.By {
+	var list []fault.By
+	for _, b := range by {
+		if !slices.Contains(list, b) {
+			list = append(list, b)
+		}
+	}
+	return list
 }
 
 func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
@@ -142,7 +156,7 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	ctx, cancel := s.limit(ctx)
 	defer cancel()
 	c := counted(src, s.by)
-	m := meter{statter: s, src: c, begin: time.Now()}
+	m := meter{statter: s, src: c, begin: time.Now(), users: map[uint32]string{}}
 	m.last = m.begin
 	p := pipeline{src: c, out: s.out, take: m.tick, done: func() bool { return s.out.err != nil }}
 	err := s.runReporting(ctx, &p)
@@ -176,6 +190,18 @@ type meter struct {
 	src         counting
 	begin, last time.Time
 	before      aggregate.Snapshot
+	// users are the names that were asked for.
+	users map[uint32]string
+}
+
+// user names a user; the answer may have come from a server.
+func (m *meter) user(uid uint32) string {
+	name, ok := m.users[uid]
+	if !ok {
+		name = process.UserName(uid)
+		m.users[uid] = name
+	}
+	return name
 }
 
 // tick is called for each batch, several times a second.
@@ -199,9 +225,10 @@ func (m *meter) show(since *aggregate.Snapshot, begin time.Time, interval bool) 
 	now := aggregate.Snapshot{Rows: rows, Counters: counters}
 	diff := now.Since(since)
 	m.last = time.Now()
+	cgroups := sync.OnceValue(process.CgroupNames)
 	st := view.Stat{
-		Interval: interval, Session: m.src.Session(), Rows: diff.Rows, Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
-		Top: int(m.top), Hist: m.hist, User: process.UserName, Cgroup: process.CgroupName,
+		Interval: interval, Session: m.src.Session(), Rows: aggregate.Named(diff.Rows), Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
+		Top: int(m.top), Hist: m.hist, User: m.user, Cgroup: func(id uint64) string { return cgroups()[id] },
 	}
 	m.before = now.Copy()
 	switch {

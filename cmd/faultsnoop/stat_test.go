@@ -1,8 +1,12 @@
 package main
 
 import (
+	"encoding/csv"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,7 +27,7 @@ type statLine struct {
 }
 
 type statCost struct {
-	Faults, Minor, Major, Failed, Untimed uint64
+	Faults, Minor, Major, Failed, Unknown, Untimed uint64
 
 	TimeNS *int64 `json:"time_ns"`
 	MaxNS  *int64 `json:"max_ns"`
@@ -37,6 +41,7 @@ func (c *statCost) add(o *statCost) {
 	c.Minor += o.Minor
 	c.Major += o.Major
 	c.Failed += o.Failed
+	c.Unknown += o.Unknown
 	c.Untimed += o.Untimed
 	time := c.time() + o.time()
 	c.TimeNS = &time
@@ -61,13 +66,13 @@ func (c *statCost) time() int64 {
 
 // sums is what adds up over rows and intervals.
 type sums struct {
-	minor, major, failed, untimed, bytes uint64
+	minor, major, failed, unknown, untimed, bytes uint64
 
 	time int64
 }
 
 func (c *statCost) sums() sums {
-	return sums{c.Minor, c.Major, c.Failed, c.Untimed, c.bytes(), c.time()}
+	return sums{c.Minor, c.Major, c.Failed, c.Unknown, c.Untimed, c.bytes(), c.time()}
 }
 
 type statRow struct {
@@ -75,14 +80,15 @@ type statRow struct {
 	Kind      *string
 	Histogram [][2]uint64
 
-	PID, TID       int
-	Address, Start *hexNumber
-	Mode, Access   *string
-	Result         *string
-	Process, Comm  *string
-	Label, Cgroup  *string
-	CPU, UID       *uint32
-	CgroupID       *uint64 `json:"cgroup_id"`
+	PID, TID      int
+	Address       *hexNumber
+	Start, End    *hexNumber
+	Mode, Access  *string
+	Result        *string
+	Process, Comm *string
+	Label, Cgroup *string
+	CPU, UID      *uint32
+	CgroupID      *uint64 `json:"cgroup_id"`
 }
 
 type statTable struct {
@@ -150,15 +156,22 @@ func (c *statRun) check(t *testing.T) {
 	for i := range c.whole.Kinds {
 		k := &c.whole.Kinds[i]
 		total.add(&k.statCost)
-		var timed uint64
+		var timed, bound, below uint64
 		for _, bucket := range k.Histogram {
 			timed += bucket[1]
+			bound, below = bucket[0], bound
+		}
+		if longest := k.MaxNS; longest != nil && (uint64(*longest) > bound || uint64(*longest) <= below) {
+			t.Errorf("kind %s: the longest is %d ns, not in the highest bucket, up to %d ns", words(k.Kind), *longest, bound)
 		}
 		if timed != k.Faults-k.Untimed {
 			t.Errorf("kind %s: %d latencies in the histogram, %d faults, %d without time", words(k.Kind), timed, k.Faults, k.Untimed)
 		}
 	}
 	want := c.whole.Total.sums()
+	if c.whole.Seen != want.minor+want.major+want.failed+want.unknown {
+		t.Errorf("seen %d, total %+v", c.whole.Seen, want)
+	}
 	if got := total.sums(); got != want || c.whole.Seen != c.whole.Total.Faults {
 		t.Errorf("kinds %+v, total %+v, seen %d", got, want, c.whole.Seen)
 	}
@@ -248,6 +261,34 @@ func TestStatCSV(t *testing.T) {
 	code, stdout, stderr := runWith(script(fakeSource{batches: batches}), "stat", "--csv", "-d", "300ms", "-i", "50ms", "--by", "process")
 	if code != 0 || !strings.HasPrefix(stdout, "time,duration_ns,by,") || strings.Count(stdout, "duration_ns") != 1 {
 		t.Errorf("exit code %d: %s\n%s", code, stdout, stderr)
+	}
+}
+
+// Whatever is asked for, and however often, the lines of one table add up to all faults.
+func TestStatCSVSums(t *testing.T) {
+	code, stdout, stderr := runWith(script(fakeSource{batches: []fault.Batch{{Faults: sampleFaults()}}}), "stat", "--csv", "-d", "100ms", "--by", "kind,process,process", "--by", "kind,cpu", "--top", "1")
+	rows, err := csv.NewReader(strings.NewReader(stdout)).ReadAll()
+	if code != 0 || err != nil {
+		t.Fatalf("exit code %d, %v: %s", code, err, stderr)
+	}
+	number := func(row []string, column string) (n int) {
+		_, err := fmt.Sscan(row[slices.Index(rows[0], column)], &n)
+		if err != nil {
+			t.Fatalf("%s of %v: %v", column, row, err)
+		}
+		return n
+	}
+	got := map[string]int{}
+	for _, row := range rows[1:] {
+		n := number(row, "faults")
+		got[row[slices.Index(rows[0], "by")]] += n
+		if parts := number(row, "minor") + number(row, "major") + number(row, "failed") + number(row, "unknown"); parts != n {
+			t.Errorf("%d of %d faults in %v", parts, n, row)
+		}
+	}
+	want := len(sampleFaults())
+	if !maps.Equal(got, map[string]int{"kind": want, "process": want, "cpu": want}) {
+		t.Errorf("%v, want %d in each", got, want)
 	}
 }
 

@@ -90,9 +90,12 @@ func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 	case fault.ByKind:
 		return fault.Key{ID: uint32(kindOf(f))}
 	case fault.ByFile, fault.ByMapping:
-		k := fault.Key{Label: f.VMA.Name(), Dev: f.VMA.Dev, Inode: f.VMA.Inode}
+		k := fault.Key{Label: f.VMA.Name(), File: fault.FileKey{Dev: f.VMA.Dev, Inode: f.VMA.Inode}}
 		if by == fault.ByMapping {
 			k.ID, k.Value = f.PID, f.VMA.Start
+			if k.Label == "[stack]" {
+				k.Value, k.End = 0, f.VMA.End
+			}
 		}
 		return k
 	case fault.ByPage:

@@ -83,8 +83,8 @@ func TestKeyOf(t *testing.T) {
 		fault.ByProcess: {{ID: 11, Name: fault.MakeComm("proc")}, {}},
 		fault.ByThread:  {{ID: 12, Value: 11, Name: fault.MakeComm("thread")}, {}},
 		fault.ByKind:    {{ID: uint32(fault.Cow)}, {ID: uint32(fault.KindUnknown)}},
-		fault.ByFile:    {{Label: "libc.so.6", Dev: 8, Inode: 99}, {}},
-		fault.ByMapping: {{ID: 11, Value: 0x7f1234500000, Label: "libc.so.6", Dev: 8, Inode: 99}, {}},
+		fault.ByFile:    {{Label: "libc.so.6", File: fault.FileKey{Dev: 8, Inode: 99}}, {}},
+		fault.ByMapping: {{ID: 11, Value: 0x7f1234500000, Label: "libc.so.6", File: fault.FileKey{Dev: 8, Inode: 99}}, {}},
 		fault.ByPage:    {{ID: 11, Value: 0x7f1234567000}, {}},
 		fault.ByCgroup:  {{}, {}},
 		fault.ByUID:     {{ID: fault.NoUID}, {ID: fault.NoUID}},
@@ -98,6 +98,16 @@ func TestKeyOf(t *testing.T) {
 		}
 		if got := KeyOf(&none, by); got != want[1] {
 			t.Errorf("by %v, nothing known: %+v, want %+v", by, got, want[1])
+		}
+	}
+}
+
+// A stack that grows is one mapping.
+func TestKeyOfStack(t *testing.T) {
+	for _, start := range []uint64{0x7ffe12300000, 0x7ffe12200000} {
+		f := fault.Fault{PID: 11, VMA: fault.VMA{Start: start, End: 0x7ffe12340000, Label: "[stack]"}}
+		if got, want := KeyOf(&f, fault.ByMapping), (fault.Key{ID: 11, End: 0x7ffe12340000, Label: "[stack]"}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
 		}
 	}
 }
@@ -310,6 +320,41 @@ func TestSinceMax(t *testing.T) {
 			t.Errorf("%v: longest of the row %d, want %d", test.latencies, got, test.row)
 		}
 		first = now
+	}
+}
+
+// A row whose name comes, goes or changes is the same row: its interval has only what is
+// new. Rows of one name are shown as one.
+func TestSinceNames(t *testing.T) {
+	first, again := fault.FileKey{Dev: 8, Inode: 5, Mount: 1, Hash: 7}, fault.FileKey{Dev: 8, Inode: 5, Mount: 2, Hash: 7}
+	nameless := fault.FileKey{Hash: 7, Anon: true}
+	snapshot := func(n uint64, names map[fault.FileKey]string) Snapshot {
+		rows := map[fault.Key]fault.Cost{
+			{File: first}: {Minor: 100 + n}, {File: again}: {Minor: 200 + n}, {File: nameless}: {Minor: 300 + n}, {Label: "[heap]"}: {Minor: 400 + n},
+		}
+		return Snapshot{Rows: &fault.Rows{Tables: []fault.Table{{By: fault.ByFile, Rows: rows}}, Names: names}}
+	}
+	both := map[fault.FileKey]string{first: "/a", again: "/a"}
+	for _, test := range []struct {
+		before, now map[fault.FileKey]string
+		want        map[fault.Key]fault.Cost
+	}{
+		{nil, both, map[fault.Key]fault.Cost{
+			{Label: "/a", File: fault.FileKey{Dev: 8, Inode: 5}}: {Minor: 4}, {}: {Minor: 2}, {Label: "[heap]"}: {Minor: 2},
+		}},
+		{both, nil, map[fault.Key]fault.Cost{
+			{File: fault.FileKey{Dev: 8, Inode: 5}}: {Minor: 4}, {}: {Minor: 2}, {Label: "[heap]"}: {Minor: 2},
+		}},
+		{both, map[fault.FileKey]string{first: "/a", again: "/b", nameless: "[anon:x]"}, map[fault.Key]fault.Cost{
+			{Label: "/a", File: fault.FileKey{Dev: 8, Inode: 5}}: {Minor: 2}, {Label: "/b", File: fault.FileKey{Dev: 8, Inode: 5}}: {Minor: 2},
+			{Label: "[anon:x]"}: {Minor: 2}, {Label: "[heap]"}: {Minor: 2},
+		}},
+	} {
+		before, now := snapshot(0, test.before), snapshot(2, test.now)
+		diff := now.Since(&before)
+		if got := Named(diff.Rows).Tables[0].Rows; !maps.Equal(got, test.want) {
+			t.Errorf("names %v, then %v: %+v, want %+v", test.before, test.now, got, test.want)
+		}
 	}
 }
 

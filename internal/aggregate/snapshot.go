@@ -34,7 +34,7 @@ func (s *Snapshot) Since(earlier *Snapshot) Snapshot {
 	if earlier.Rows == nil {
 		return *s
 	}
-	d := Snapshot{Rows: &fault.Rows{}, Counters: countersSince(&s.Counters, &earlier.Counters)}
+	d := Snapshot{Rows: &fault.Rows{Names: s.Rows.Names}, Counters: countersSince(&s.Counters, &earlier.Counters)}
 	for i := range s.Rows.Kinds {
 		d.Rows.Kinds[i] = kindSince(&s.Rows.Kinds[i], &earlier.Rows.Kinds[i])
 	}
@@ -42,6 +42,27 @@ func (s *Snapshot) Since(earlier *Snapshot) Snapshot {
 		d.Rows.Tables = append(d.Rows.Tables, tableSince(&s.Rows.Tables[i], &earlier.Rows.Tables[i]))
 	}
 	return d
+}
+
+// Named returns rows as they are shown, with the names of their files. Rows that these do
+// not tell apart are one: a file by two mounts that have the same path.
+func Named(r *fault.Rows) *fault.Rows {
+	named := &fault.Rows{Kinds: r.Kinds}
+	for _, t := range r.Tables {
+		rows := make(map[fault.Key]fault.Cost, len(t.Rows))
+		for key, cost := range t.Rows {
+			if key.Label == "" {
+				key.Label = r.Names[key.File]
+			}
+			key.File = fault.FileKey{Dev: key.File.Dev, Inode: key.File.Inode}
+			sum := rows[key]
+			sum.Add(&cost)
+			rows[key] = sum
+		}
+		t.Rows = rows
+		named.Tables = append(named.Tables, t)
+	}
+	return named
 }
 
 func kindSince(now, before *fault.KindCost) fault.KindCost {

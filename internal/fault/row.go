@@ -46,12 +46,25 @@ type Key struct {
 	// Value is the process of a thread, the address of a page or of the mapping's start,
 	// or the id of a cgroup v2 (the inode of its folder).
 	Value uint64
+	// End is that of a mapping that is a stack, whose start moves: Value is 0 then.
+	End uint64
 	// Name is that of a process or thread.
 	Name Comm
-	// Label, Dev and Inode are those of a file's or mapping's VMA.
+	// Label is that of a file's or mapping's VMA. It is empty if it is not known or, as yet,
+	// only in [Rows.Names].
 	Label string
+	File  FileKey
+}
+
+// FileKey is what a row by file or mapping is of.
+type FileKey struct {
 	Dev   uint32
 	Inode uint64
+	// Mount, Hash and Anon tell apart the names of a source that learns names by
+	// themselves: the mount and a hash of the name, or of that of anonymous memory.
+	Mount uint32
+	Hash  uint64
+	Anon  bool
 }
 
 // Cost is how often, and what it took.
@@ -104,4 +117,7 @@ type Rows struct {
 	// Kinds has a row for each [Kind], KindUnknown for faults whose kind is not known.
 	Kinds  [Spurious + 1]KindCost
 	Tables []Table
+	// Names are the labels of files as far as the keys of rows do not have them: a name
+	// may come, or change, after its row was made, which is the same row all the time.
+	Names map[FileKey]string
 }

@@ -1,15 +1,12 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
 	"strings"
 	"time"
 	"unsafe"
-
-	"github.com/cilium/ebpf"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/process"
@@ -20,6 +17,11 @@ const (
 	recordFault    = 1
 	recordName     = 2
 	recordSelftest = 3
+	recordMax      = 4
+
+	// In place of a table's number in the key of a row.
+	tableKinds  = 254
+	tableOthers = 255
 
 	labelAnon     = 1
 	labelHeap     = 2
@@ -51,7 +53,8 @@ var knownFields = [...]struct {
 	{1 << 11, fault.HasAgain},
 }
 
-// maxNames bounds the memory for file names.
+// maxNames bounds the memory for file names: so many that no row is named by, and as
+// many from before.
 const maxNames = 1 << 16
 
 // decoder turns ring buffer records into faults.
@@ -63,7 +66,12 @@ type decoder struct {
 	nodes  []process.NodeRange
 	// reclaim: the programs on reclaim and compaction are attached.
 	reclaim bool
-	names   map[faultNameKey]fileName
+	// names are those that came, or that rows were named by, since the last forgetting, and
+	// older those before it. kept is how many of names rows were named by.
+	names, older map[faultNameKey]fileName
+	kept         int
+	// longest are the latencies, in ns, by which rows' longest ones were raised.
+	longest map[faultStatKey]uint64
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
 	// selftest holds the last record of that type.
@@ -71,7 +79,7 @@ type decoder struct {
 }
 
 func newDecoder(pageSize uint64) decoder {
-	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]fileName{}}
+	d := decoder{pageSize: pageSize, pageShift: bits.TrailingZeros64(pageSize), names: map[faultNameKey]fileName{}, longest: map[faultStatKey]uint64{}}
 	for known := range d.fields {
 		for _, k := range knownFields {
 			if uint16(known)&k.bit != 0 {
@@ -82,8 +90,8 @@ func newDecoder(pageSize uint64) decoder {
 	return d
 }
 
-// decode reads one record. It reports false for what is not a fault: names, which
-// it keeps, and records of another size or type.
+// decode reads one record. It reports false for what is not a fault: names and longest
+// latencies, which it keeps, and records of another size or type.
 func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 	if len(raw) < 4 {
 		return fault.Fault{}, false
@@ -92,6 +100,11 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 	case recordName:
 		if len(raw) >= int(unsafe.Sizeof(faultNameRecord{})) {
 			d.addName((*faultNameRecord)(unsafe.Pointer(&raw[0])))
+		}
+	case recordMax:
+		if len(raw) >= int(unsafe.Sizeof(faultMaxRecord{})) {
+			r := (*faultMaxRecord)(unsafe.Pointer(&raw[0]))
+			d.longest[r.Key] = max(d.longest[r.Key], r.Ns)
 		}
 	case recordFault:
 		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {
@@ -251,33 +264,34 @@ func (d *decoder) nameOf(label uint8, tid uint32, file *faultNameKey) (fileName,
 	case labelThreadStack:
 		return fileName{label: fmt.Sprintf("[stack:%d]", tid)}, true
 	case labelAnonName:
-		name, ok := d.names[*file]
-		name.label = "[anon:" + name.label + "]"
-		return name, ok
+		if name, ok := d.sentName(*file); ok {
+			return fileName{label: "[anon:" + name.label + "]"}, true
+		}
 	case labelFile:
-		name, ok := d.names[*file]
-		return name, ok
+		return d.sentName(*file)
 	}
 	return fileName{}, false
 }
 
-// forgetNames starts over when very many files have been seen: first here, then
-// in the kernel, which then sends each name again.
-func (d *decoder) forgetNames(sent *ebpf.Map) error {
-	if len(d.names) < maxNames {
-		return nil
+func (d *decoder) sentName(key faultNameKey) (fileName, bool) {
+	name, ok := d.names[key]
+	if !ok {
+		name, ok = d.older[key]
 	}
-	clear(d.names)
-	var key faultNameKey
-	for {
-		err := sent.NextKey(nil, &key)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("listing the file names sent: %w", err)
-		}
-		if err := sent.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forgetting file names: %w", err)
+	return name, ok
+}
+
+// crowded reports whether very many files have been seen.
+func (d *decoder) crowded() bool { return len(d.names) >= d.kept+maxNames }
+
+// forgetNames forgets all names but those of rows, and those since the call before: a
+// fault in flight may have found its name sent and has no row yet.
+func (d *decoder) forgetNames(rows []faultNameKey) {
+	kept := map[faultNameKey]fileName{}
+	for _, key := range rows {
+		if name, ok := d.sentName(key); ok {
+			kept[key] = name
 		}
 	}
+	d.older, d.names, d.kept = d.names, kept, len(kept)
 }

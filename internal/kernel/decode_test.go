@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -97,9 +98,87 @@ func TestDecodeThreadStack(t *testing.T) {
 	if f, _ := d.decode(raw(&r)); !f.Is(fault.HasLabel) || f.VMA.Label != "[stack:12]" || f.VMA.Inode != 0 {
 		t.Errorf("%+v", f.VMA)
 	}
-	k := faultStatKey{Id: 11, Value: 0x7000_0000, Label: labelThreadStack, File: faultNameKey{Ino: 12}}
-	if got, want := d.key(&k), (fault.Key{ID: 11, Value: 0x7000_0000, Label: "[stack:12]"}); got != want {
-		t.Errorf("row %+v, want %+v", got, want)
+	for _, test := range []struct {
+		by   fault.By
+		row  faultStatKey
+		want fault.Key
+	}{
+		{
+			fault.ByMapping,
+			faultStatKey{Id: 11, Value: 0x7000_8000, Label: labelThreadStack, File: faultNameKey{Ino: 12}},
+			fault.Key{ID: 11, End: 0x7000_8000, Label: "[stack:12]"},
+		},
+		{fault.ByMapping, faultStatKey{Id: 11, Value: 0x7000_8000, Label: labelStack}, fault.Key{ID: 11, End: 0x7000_8000, Label: "[stack]"}},
+		{fault.ByMapping, faultStatKey{Id: 11, Value: 0x7000_0000, Label: labelAnon}, fault.Key{ID: 11, Value: 0x7000_0000, Label: "[anon]"}},
+		{fault.ByFile, faultStatKey{Label: labelThreadStack}, fault.Key{Label: "[thread stacks]"}},
+		{fault.ByFile, faultStatKey{Label: labelStack}, fault.Key{Label: "[stack]"}},
+	} {
+		if got := d.key(test.by, &test.row); got != test.want {
+			t.Errorf("by %v: row %+v, want %+v", test.by, got, test.want)
+		}
+	}
+}
+
+// A row is the same before and after its name has come, and is named by the latest.
+func TestRowNames(t *testing.T) {
+	d := newDecoder(4096)
+	file := faultStatKey{Id: 11, Label: labelFile, File: faultNameKey{Ino: 5, Hash: 6, Dev: 7, Mount: 8}}
+	anon := faultStatKey{Id: 11, Label: labelAnonName, File: faultNameKey{Hash: 6}}
+	before := [2]fault.Key{d.key(fault.ByFile, &file), d.key(fault.ByFile, &anon)}
+	if a, b := d.rowName(&file), d.rowName(&anon); a != "" || b != "" {
+		t.Errorf("names %q and %q that have not come", a, b)
+	}
+	for _, path := range []string{"/usr/lib.so", "/moved/lib.so"} {
+		name := nameRecord(file.File, "lib.so\x00"+path[1:strings.LastIndexByte(path, '/')]+"\x00")
+		name.Flags = namePath
+		d.decode(raw(name))
+		d.decode(raw(nameRecord(anon.File, "cache")))
+		if got := d.rowName(&file); got != path {
+			t.Errorf("name %q, want %q", got, path)
+		}
+		if got := d.rowName(&anon); got != "[anon:cache]" {
+			t.Errorf("name %q", got)
+		}
+		if after := [2]fault.Key{d.key(fault.ByFile, &file), d.key(fault.ByFile, &anon)}; after != before || after[0] == after[1] {
+			t.Errorf("rows %+v, before %+v", after, before)
+		}
+	}
+	for label, want := range map[uint8]string{labelAnon: "[anon]", labelHeap: "[heap]", labelStack: "[stack]", 0: ""} {
+		if got := d.key(fault.ByFile, &faultStatKey{Label: label}); got != (fault.Key{Label: want}) {
+			t.Errorf("label %d: %+v", label, got)
+		}
+	}
+}
+
+// The memory for names is bounded, but for those of rows, however often others come; what a
+// fault in flight relies on stays for a while.
+func TestForgetNames(t *testing.T) {
+	d := newDecoder(4096)
+	row := faultNameKey{Hash: 1 << 40}
+	d.decode(raw(nameRecord(row, "kept")))
+	n := uint64(0)
+	for range 3 {
+		for !d.crowded() {
+			n++
+			d.names[faultNameKey{Hash: n}] = fileName{label: "x"}
+		}
+		d.forgetNames([]faultNameKey{row, {Hash: 1 << 41}})
+		if name, ok := d.sentName(row); !ok || name.label != "kept" {
+			t.Errorf("the name of a row is %q", name.label)
+		}
+		if _, ok := d.sentName(faultNameKey{Hash: n}); !ok {
+			t.Error("a name that has just come is forgotten")
+		}
+		if len(d.names) != 1 || len(d.older) > maxNames+1 {
+			t.Errorf("%d and %d names", len(d.names), len(d.older))
+		}
+	}
+	if _, ok := d.sentName(faultNameKey{Hash: 1}); ok {
+		t.Error("an old name is not forgotten")
+	}
+	f := faultFaultRecord{Type: recordFault, Known: 1 << 6, Label: labelAnonName, File: faultNameKey{Hash: 1}}
+	if got, _ := d.decode(raw(&f)); got.Is(fault.HasLabel) || got.VMA.Label != "" {
+		t.Errorf("label %q of a name that is not known", got.VMA.Label)
 	}
 }
 

@@ -124,6 +124,14 @@ type faultKindRow struct {
 	Buckets [1184]uint64
 }
 
+type faultMaxRecord struct {
+	_    structs.HostLayout
+	Type uint32
+	Pad  uint32
+	Ns   uint64
+	Key  faultStatKey
+}
+
 type faultNameKey struct {
 	_     structs.HostLayout
 	Ino   uint64
@@ -258,6 +266,7 @@ const (
 	faultVarFlagVmaLock             = "flag_vma_lock"
 	faultVarFlagWrite               = "flag_write"
 	faultVarFollowChildren          = "follow_children"
+	faultVarMaxRecordType           = "max_record_type"
 	faultVarMinLatencyNs            = "min_latency_ns"
 	faultVarNameRecordType          = "name_record_type"
 	faultVarNumaHints               = "numa_hints"
@@ -404,6 +413,7 @@ type faultVariableSpecs struct {
 	FlagVmaLock      *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
 	FlagWrite        *ebpf.VariableSpec `ebpf:"flag_write"`
 	FollowChildren   *ebpf.VariableSpec `ebpf:"follow_children"`
+	MaxRecordType    *ebpf.VariableSpec `ebpf:"max_record_type"`
 	MinLatencyNs     *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType   *ebpf.VariableSpec `ebpf:"name_record_type"`
 	NumaHints        *ebpf.VariableSpec `ebpf:"numa_hints"`
@@ -522,6 +532,7 @@ type faultVariables struct {
 	FlagVmaLock      *ebpf.Variable `ebpf:"flag_vma_lock"`
 	FlagWrite        *ebpf.Variable `ebpf:"flag_write"`
 	FollowChildren   *ebpf.Variable `ebpf:"follow_children"`
+	MaxRecordType    *ebpf.Variable `ebpf:"max_record_type"`
 	MinLatencyNs     *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType   *ebpf.Variable `ebpf:"name_record_type"`
 	NumaHints        *ebpf.Variable `ebpf:"numa_hints"`

@@ -215,8 +215,10 @@ func (l *Live) upkeep() error {
 			return err
 		}
 	}
-	if err := l.decoder.forgetNames(l.coll.Maps[faultMapNames]); err != nil {
-		return err
+	if l.decoder.crowded() {
+		if err := l.forgetNames(); err != nil {
+			return err
+		}
 	}
 	c, err := l.Counters()
 	if err != nil {
@@ -229,6 +231,37 @@ func (l *Live) upkeep() error {
 		}
 	}
 	return nil
+}
+
+// forgetNames starts over with names but for those of rows: first here, then in the
+// kernel, which then sends each name again.
+func (l *Live) forgetNames() error {
+	var files []faultNameKey
+	var row faultStatKey
+	rows := l.coll.Maps[faultMapStatRows]
+	err := rows.NextKey(nil, &row)
+	for ; err == nil; err = rows.NextKey(&row, &row) {
+		if row.File != (faultNameKey{}) {
+			files = append(files, row.File)
+		}
+	}
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("listing the file names of rows: %w", err)
+	}
+	l.decoder.forgetNames(files)
+	sent := l.coll.Maps[faultMapNames]
+	var key faultNameKey
+	for {
+		err := sent.NextKey(nil, &key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("listing the file names sent: %w", err)
+		}
+		if err := sent.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forgetting file names: %w", err)
+		}
+	}
 }
 
 // Stop ends the counting and detaches all programs; Next then returns the rest.

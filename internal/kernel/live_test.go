@@ -7,10 +7,12 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"faultsnoop/internal/aggregate"
 	"faultsnoop/internal/fault"
 )
 
@@ -137,6 +139,163 @@ func checkOwnPage(t *testing.T, f *fault.Fault, address uint64, mem []byte) {
 	}
 	if f.Is(fault.HasFlags) && f.Attempts != 1 {
 		t.Errorf("%d attempts, want 1", f.Attempts)
+	}
+}
+
+// The row of a file that does not fault again keeps its name, however many names come
+// after it.
+func TestRowsKeepNames(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		feat, opt := needHook(t, hook)
+		f, err := os.Create(t.TempDir() + "/row")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := f.Truncate(int64(os.Getpagesize())); err != nil {
+			t.Fatal(err)
+		}
+		mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mem)
+		opt.CountOnly, opt.Tables = true, []fault.By{fault.ByFile}
+		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
+		l := openHook(t, feat, opt)
+		mem[0] = 1
+		var first fault.Key
+		for round := range 3 {
+			rows, err := l.Rows()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(rows.Tables[0].Rows) != 1 {
+				t.Fatalf("%d rows of one file", len(rows.Tables[0].Rows))
+			}
+			for key := range rows.Tables[0].Rows {
+				if round == 0 {
+					first = key
+				}
+				if key != first || rows.Names[key.File] != f.Name() {
+					t.Errorf("round %d: %+v, named %q", round, key, rows.Names[key.File])
+				}
+			}
+			for i := uint64(0); !l.decoder.crowded(); i++ {
+				l.decoder.names[faultNameKey{Hash: i}] = fileName{label: "x"}
+			}
+			l.nextUpkeep = time.Time{}
+			if err := l.upkeep(); err != nil {
+				t.Fatal(err)
+			}
+			if len(l.decoder.names) != 1 {
+				t.Errorf("%d names kept", len(l.decoder.names))
+			}
+		}
+	})
+}
+
+// Two CPUs that raise the longest latency of a row at once may leave the shorter one there.
+// It is written over here: what is shown is the longest all the same.
+func TestRowsKeepMax(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		const pages = 3
+		feat, opt := needHook(t, hook)
+		mem := region(t, pages)
+		opt.CountOnly, opt.Tables = true, []fault.By{fault.ByMode, fault.ByUID, fault.ByPage}
+		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
+		plans, err := feat.Plans(opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans[0].StatRows = 2 // none for pages
+		l, err := Open(plans[0], opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		for i := range pages {
+			mem[i*os.Getpagesize()] = 1
+			dropMaxima(t, l)
+		}
+		rows, err := l.Rows()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kind *fault.KindCost
+		for i := range rows.Kinds {
+			if rows.Kinds[i].Faults() == pages {
+				kind = &rows.Kinds[i]
+			}
+		}
+		if kind == nil {
+			t.Fatalf("no kind of %d faults: %+v", pages, rows.Kinds)
+		}
+		highest := len(kind.Buckets) - 1
+		for kind.Buckets[highest] == 0 {
+			highest--
+		}
+		if aggregate.Bucket(kind.Max) != highest {
+			t.Errorf("kind: longest %v, which is in bucket %d; there are some in %d", kind.Max, aggregate.Bucket(kind.Max), highest)
+		}
+		if other := &rows.Tables[2].Other; other.Faults() != pages || other.Max != kind.Max {
+			t.Errorf("without a row: %d faults, longest %v of %v", other.Faults(), other.Max, kind.Max)
+		}
+		// The first one stood in the row when it was made, where no other writes a shorter one.
+		for i, table := range rows.Tables[:2] {
+			for key, row := range table.Rows {
+				if row.Faults() != pages || row.Max == 0 || row.Max > kind.Max {
+					t.Errorf("table %d, row %+v: %d faults, longest %v of %v", i, key, row.Faults(), row.Max, kind.Max)
+				}
+			}
+			if len(table.Rows) != 1 {
+				t.Errorf("table %d: %d rows", i, len(table.Rows))
+			}
+		}
+	})
+}
+
+// dropMaxima sets the longest latencies of all rows to 0.
+func dropMaxima(t *testing.T, l *Live) {
+	t.Helper()
+	put := func(name string, key, value any) {
+		if err := l.coll.Maps[name].Put(key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for kind := range uint32(fault.Spurious + 1) {
+		var perCPU []faultKindRow
+		if err := l.coll.Maps[faultMapKindRows].Lookup(kind, &perCPU); err != nil {
+			t.Fatal(err)
+		}
+		for i := range perCPU {
+			perCPU[i].Cost.MaxNs = 0
+		}
+		put(faultMapKindRows, kind, perCPU)
+	}
+	for table := range uint32(fault.MaxTables) {
+		var perCPU []faultCost
+		if err := l.coll.Maps[faultMapOtherRows].Lookup(table, &perCPU); err != nil {
+			t.Fatal(err)
+		}
+		for i := range perCPU {
+			perCPU[i].MaxNs = 0
+		}
+		put(faultMapOtherRows, table, perCPU)
+	}
+	var key faultStatKey
+	var cost faultCost
+	rows := l.coll.Maps[faultMapStatRows].Iterate()
+	found := map[faultStatKey]faultCost{}
+	for rows.Next(&key, &cost) {
+		cost.MaxNs = 0
+		found[key] = cost
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for key, cost := range found {
+		put(faultMapStatRows, key, cost)
 	}
 }
 

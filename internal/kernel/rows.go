@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -25,7 +26,23 @@ func (l *Live) Rows() (*fault.Rows, error) {
 	if err := l.readOther(out); err != nil {
 		return nil, err
 	}
-	return out, l.readTables(out)
+	found, err := l.readRows()
+	if err != nil {
+		return nil, err
+	}
+	// A file's name and a row's longest latency are sent before they are counted: now those
+	// of all rows have arrived.
+	if err := l.readSent(); err != nil {
+		return nil, err
+	}
+	for kind := range out.Kinds {
+		l.decoder.raiseMax(&out.Kinds[kind].Cost, &faultStatKey{Table: tableKinds, Id: uint32(kind)})
+	}
+	for i := range out.Tables {
+		l.decoder.raiseMax(&out.Tables[i].Other, &faultStatKey{Table: tableOthers, Id: uint32(i)})
+	}
+	l.fillTables(out, found)
+	return out, nil
 }
 
 func (l *Live) readKinds(out *fault.Rows) error {
@@ -61,40 +78,49 @@ func (l *Live) readOther(out *fault.Rows) error {
 	return nil
 }
 
-func (l *Live) readTables(out *fault.Rows) error {
-	type row struct {
-		key  faultStatKey
-		cost fault.Cost
-	}
-	var found []row
+// statRow is a row of a table as the kernel has it.
+type statRow struct {
+	key  faultStatKey
+	cost fault.Cost
+}
+
+func (l *Live) readRows() ([]statRow, error) {
+	var found []statRow
 	var key faultStatKey
 	var value faultCost
 	rows := l.coll.Maps[faultMapStatRows].Iterate()
 	for rows.Next(&key, &value) {
-		if int(key.Table) < len(out.Tables) {
-			found = append(found, row{key, costOf(&value)})
+		if int(key.Table) < len(l.tables) {
+			found = append(found, statRow{key, costOf(&value)})
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return fmt.Errorf("reading the tables: %w", err)
+		return nil, fmt.Errorf("reading the tables: %w", err)
 	}
-	// A file's name is sent before it is counted: now those of all rows have arrived.
-	if err := l.readNames(); err != nil {
-		return err
-	}
-	for i := range found {
-		t := &out.Tables[found[i].key.Table]
-		k := l.decoder.key(&found[i].key)
-		// A name that was sent again under the same label is the same row to the user.
-		sum := t.Rows[k]
-		sum.Add(&found[i].cost)
-		t.Rows[k] = sum
-	}
-	return nil
+	return found, nil
 }
 
-// readNames reads what is in the ring buffer: file names, since faults are counted.
-func (l *Live) readNames() error {
+func (l *Live) fillTables(out *fault.Rows, found []statRow) {
+	out.Names = map[fault.FileKey]string{}
+	for i := range found {
+		l.decoder.raiseMax(&found[i].cost, &found[i].key)
+		t := &out.Tables[found[i].key.Table]
+		k := l.decoder.key(t.By, &found[i].key)
+		t.Rows[k] = found[i].cost
+		if name := l.decoder.rowName(&found[i].key); name != "" {
+			out.Names[k.File] = name
+		}
+	}
+}
+
+// raiseMax makes the longest latency of a row that which was sent, if it is longer: of two
+// CPUs at once the one that stores the row's last may have the shorter one.
+func (d *decoder) raiseMax(c *fault.Cost, key *faultStatKey) {
+	c.Max = max(c.Max, time.Duration(d.longest[*key]))
+}
+
+// readSent reads what is in the ring buffer: no faults, since these are counted.
+func (l *Live) readSent() error {
 	if l.drained {
 		return nil
 	}
@@ -121,18 +147,34 @@ func costOf(c *faultCost) fault.Cost {
 	}
 }
 
-func (d *decoder) key(k *faultStatKey) fault.Key {
-	inode, tid := k.File.Ino, uint32(0)
-	if k.Label == labelThreadStack {
-		inode, tid = 0, uint32(inode)
+// key is the row's for good. What it is named by is not part of it if that may change.
+func (d *decoder) key(by fault.By, k *faultStatKey) fault.Key {
+	key := fault.Key{ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name))}
+	switch k.Label {
+	case labelFile, labelAnonName:
+		key.File = fault.FileKey{Dev: k.File.Dev, Inode: k.File.Ino, Mount: k.File.Mount, Hash: k.File.Hash, Anon: k.Label == labelAnonName}
+	default:
+		name, _ := d.nameOf(k.Label, uint32(k.File.Ino), &k.File)
+		key.Label = name.label
 	}
-	name, _ := d.nameOf(k.Label, tid, &k.File)
-	label := name.label
-	if name.path != "" {
-		label = name.path
+	switch by {
+	case fault.ByFile:
+		if k.Label == labelThreadStack {
+			key.Label = "[thread stacks]"
+		}
+	case fault.ByMapping:
+		if k.Label == labelStack || k.Label == labelThreadStack {
+			key.Value, key.End = 0, k.Value
+		}
 	}
-	return fault.Key{
-		ID: k.Id, Value: k.Value, Name: *(*fault.Comm)(unsafe.Pointer(&k.Name)),
-		Label: label, Dev: k.File.Dev, Inode: inode,
+	return key
+}
+
+// rowName is what a row by file or mapping is called now, empty if nobody knows.
+func (d *decoder) rowName(k *faultStatKey) string {
+	if k.Label != labelFile && k.Label != labelAnonName {
+		return ""
 	}
+	name, _ := d.nameOf(k.Label, 0, &k.File)
+	return cmp.Or(name.path, name.label)
 }

@@ -18,28 +18,29 @@ func UserName(uid uint32) string {
 	return u.Username
 }
 
-// CgroupName is the path of the cgroup v2 with an id, which is the inode of its
-// folder, below the place where cgroups are mounted. It is empty if there is no such
-// cgroup any more or v2 is not mounted.
-func CgroupName(id uint64) string {
+// CgroupNames are the paths of all cgroups v2 there are now, below the place where they
+// are mounted, by their ids, which are the inodes of their folders. There are none if v2 is
+// not mounted. It walks through all of them: thousands on a large machine.
+func CgroupNames() map[uint64]string {
+	names := map[uint64]string{}
 	root := MountPoint("cgroup2")
 	if root == "" {
-		return ""
+		return names
 	}
-	var name string
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil // it has gone meanwhile
 		}
 		var st unix.Stat_t
-		if unix.Lstat(path, &st) != nil || st.Ino != id {
+		if unix.Lstat(path, &st) != nil {
 			return nil
 		}
-		name = "/"
+		name := "/"
 		if rel, err := filepath.Rel(root, path); err == nil && rel != "." {
 			name += rel
 		}
-		return fs.SkipAll
+		names[st.Ino] = name
+		return nil
 	})
-	return name
+	return names
 }

@@ -33,14 +33,14 @@ type Stat struct {
 	Top int
 	// Hist adds the histogram of each kind to text.
 	Hist bool
-	// User and Cgroup name a user and a cgroup; the names are escaped here.
+	// User and Cgroup name a user and a cgroup, and are asked for rows that are shown only;
+	// the names are escaped here.
 	User   func(uid uint32) string
 	Cgroup func(id uint64) string
 }
 
-// statRow is a row of a table with the name that it is shown by.
+// statRow is a row of a table.
 type statRow struct {
-	name rowName
 	key  fault.Key
 	cost fault.Cost
 }
@@ -167,7 +167,7 @@ func dearer(a, b *fault.Cost) int {
 // statTitles say what the names of each table's rows are.
 var statTitles = map[fault.By]string{
 	fault.ByProcess: "PROCESS (PID)", fault.ByThread: "THREAD (TID/PID)", fault.ByKind: "KIND", fault.ByFile: "FILE",
-	fault.ByMapping: "MAPPING (PID START)", fault.ByPage: "PAGE (PID)", fault.ByCgroup: "CGROUP", fault.ByUID: "USER",
+	fault.ByMapping: "MAPPING (PID START, of stacks -END)", fault.ByPage: "PAGE (PID)", fault.ByCgroup: "CGROUP", fault.ByUID: "USER",
 	fault.ByCPU: "CPU", fault.ByAccess: "ACCESS", fault.ByMode: "MODE", fault.ByResult: "RESULT",
 }
 
@@ -185,7 +185,7 @@ func (s *Stat) appendTable(b []byte, t *fault.Table, total *fault.Cost, width in
 		b = append(b, '\n')
 	}
 	for i := range rows {
-		line(rows[i].name, &rows[i].cost)
+		line(s.nameOf(t.By, rows[i].key), &rows[i].cost)
 	}
 	if hidden > 0 {
 		line(moreName(hidden), &rest)
@@ -200,13 +200,13 @@ func (s *Stat) appendTable(b []byte, t *fault.Table, total *fault.Cost, width in
 func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int) {
 	rows = make([]statRow, 0, len(t.Rows))
 	for key, cost := range t.Rows {
-		rows = append(rows, statRow{s.nameOf(t.By, key), key, cost})
+		rows = append(rows, statRow{key, cost})
 	}
 	slices.SortFunc(rows, func(a, b statRow) int {
 		if order := dearer(&a.cost, &b.cost); order != 0 {
 			return order
 		}
-		return cmp.Or(strings.Compare(a.name.text, b.name.text), cmp.Compare(a.key.ID, b.key.ID), cmp.Compare(a.key.Value, b.key.Value))
+		return compareKeys(&a.key, &b.key)
 	})
 	if s.Top > 0 && len(rows) > s.Top {
 		for i := range rows[s.Top:] {
@@ -216,6 +216,14 @@ func (s *Stat) top(t *fault.Table) (rows []statRow, rest fault.Cost, hidden int)
 		rows = rows[:s.Top]
 	}
 	return rows, rest, hidden
+}
+
+// compareKeys orders rows whose cost is the same, in one way every time.
+func compareKeys(a, b *fault.Key) int {
+	return cmp.Or(
+		strings.Compare(a.Name.String(), b.Name.String()), strings.Compare(a.Label, b.Label), cmp.Compare(a.ID, b.ID),
+		cmp.Compare(a.Value, b.Value), cmp.Compare(a.End, b.End), cmp.Compare(a.File.Dev, b.File.Dev), cmp.Compare(a.File.Inode, b.File.Inode),
+	)
 }
 
 func moreName(hidden int) rowName { return rowName{text: fmt.Sprintf("[%d more]", hidden)} }
@@ -236,6 +244,9 @@ func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 	case fault.ByFile:
 		return rowName{text: label}
 	case fault.ByMapping:
+		if k.End != 0 {
+			return rowName{label, fmt.Sprintf(" (%d -%x)", k.ID, k.End)}
+		}
 		return rowName{label, fmt.Sprintf(" (%d %x)", k.ID, k.Value)}
 	case fault.ByPage:
 		return rowName{numbers: fmt.Sprintf("%x (%d)", k.Value, k.ID)}
@@ -405,7 +416,7 @@ func (s *Stat) typeName() string {
 
 func (s *Stat) costObject(c *fault.Cost) map[string]any {
 	o := map[string]any{
-		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "untimed": c.Untimed,
+		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "unknown": c.Unknown, "untimed": c.Untimed,
 		"time_ns": nil, "max_ns": nil, "offcpu_ns": nil, "bytes": nil,
 	}
 	if c.Untimed < c.Faults() || c.Faults() == 0 {
@@ -470,12 +481,14 @@ func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
 		text("comm", k.Name.String())
 	case fault.ByFile, fault.ByMapping:
 		text("label", k.Label)
-		o["inode"], o["dev"] = k.Inode, k.Dev
+		o["inode"], o["dev"] = k.File.Inode, k.File.Dev
 		if by == fault.ByMapping {
 			number("pid", uint64(k.ID), 0)
-			o["start"] = fmt.Sprintf("%#x", k.Value)
-			if k.Value == 0 {
-				o["start"] = nil
+			for name, address := range map[string]uint64{"start": k.Value, "end": k.End} {
+				o[name] = nil
+				if address != 0 {
+					o[name] = fmt.Sprintf("%#x", address)
+				}
 			}
 		}
 	case fault.ByPage:
@@ -498,10 +511,11 @@ func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
 
 // AppendCSVHeader appends the names of the columns.
 func AppendCSVHeader(b []byte) []byte {
-	return append(b, "time,duration_ns,by,name,faults,minor,major,failed,untimed,time_ns,max_ns,p50_ns,p90_ns,p99_ns,bytes\n"...)
+	return append(b, "time,duration_ns,by,name,faults,minor,major,failed,unknown,untimed,time_ns,max_ns,p50_ns,p90_ns,p99_ns,bytes\n"...)
 }
 
-// AppendCSV appends a line for each kind and each row of the tables.
+// AppendCSV appends a line for each kind and each row of the tables, but for that by kind:
+// lines that say the same would be added up.
 func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	var buf bytes.Buffer
 	w := csv.NewWriter(&buf)
@@ -510,21 +524,21 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	line := func(by string, name rowName, c *fault.Cost, k *fault.KindCost) {
 		cells := []string{
 			when, num(uint64(s.Duration)), by, inert(string(name.append(nil, 0))),
-			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Untimed), "", "", "", "", "", "",
+			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Unknown), num(c.Untimed), "", "", "", "", "", "",
 		}
 		if c.Untimed < c.Faults() {
-			cells[9] = num(uint64(c.Time))
+			cells[10] = num(uint64(c.Time))
 			if c.Max > 0 {
-				cells[10] = num(uint64(c.Max))
+				cells[11] = num(uint64(c.Max))
 			}
 			for i, q := range quantiles {
 				if k != nil {
-					cells[11+i] = num(uint64(quantile(k, q.share)))
+					cells[12+i] = num(uint64(quantile(k, q.share)))
 				}
 			}
 		}
 		if c.Bytes > 0 {
-			cells[14] = num(c.Bytes)
+			cells[15] = num(c.Bytes)
 		}
 		_ = w.Write(cells) // a bytes.Buffer takes everything
 	}
@@ -533,9 +547,12 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	}
 	for i := range s.Rows.Tables {
 		t := &s.Rows.Tables[i]
+		if t.By == fault.ByKind {
+			continue
+		}
 		rows, rest, hidden := s.top(t)
 		for j := range rows {
-			line(t.By.String(), rows[j].name, &rows[j].cost, nil)
+			line(t.By.String(), s.nameOf(t.By, rows[j].key), &rows[j].cost, nil)
 		}
 		if hidden > 0 {
 			line(t.By.String(), moreName(hidden), &rest, nil)

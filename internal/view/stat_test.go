@@ -45,9 +45,10 @@ func counted() *Stat {
 		process[key] = fault.Cost{Minor: uint64(i + 1), Time: time.Duration(5-i) * time.Millisecond, Max: time.Millisecond, Bytes: uint64(i+1) * 4096}
 	}
 	mapping := map[fault.Key]fault.Cost{
-		{ID: 4194303, Value: 0x7f1234500000, Dev: 8, Inode: 5, Label: "/" + strings.Repeat("long name/", 12) + "libpython3.11.so.1.0"}: {Major: 4_000_000_000, Time: 9 * time.Hour, Max: time.Minute, Bytes: 1 << 45},
+		{ID: 4194303, Value: 0x7f1234500000, File: fault.FileKey{Dev: 8, Inode: 5}, Label: "/" + strings.Repeat("long name/", 12) + "libpython3.11.so.1.0"}: {Major: 4_000_000_000, Time: 9 * time.Hour, Max: time.Minute, Bytes: 1 << 45},
 		{ID: 4711, Value: 0x6e0000000000, Label: "[anon]"}: {Minor: 7, Untimed: 7},
 		{ID: 4711}: {Failed: 3, Untimed: 3},
+		{ID: 4711, End: 0x7ffe12340000, Label: "[stack]"}: {Minor: 5, Time: time.Second, Max: time.Millisecond, Bytes: 5 * 4096},
 	}
 	rows.Tables = []fault.Table{
 		{By: fault.ByProcess, Rows: process, Other: fault.Cost{Minor: 12, Time: 12345, Max: 2345, Bytes: 12 * 4096}},
@@ -172,7 +173,7 @@ func TestStatWidth(t *testing.T) {
 				t.Errorf("%d of %d columns: %s", n, width, line)
 			}
 		}
-		for _, numbers := range []string{" (4711)", " (4713)", " (4194303 7f1234500000)", "cgroup 99", " (0)\n"} {
+		for _, numbers := range []string{" (4711)", " (4713)", " (4194303 7f1234500000)", " (4711 -7ffe12340000)", "cgroup 99", " (0)\n"} {
 			if !strings.Contains(text, numbers) {
 				t.Errorf("%q was cut off at width %d:\n%s", numbers, width, text)
 			}
@@ -198,6 +199,29 @@ func TestStatTop(t *testing.T) {
 		}
 		if len(shown) != test.shown || hidden != test.hidden || rest.Faults() != 10 || rest.Time != 45 {
 			t.Errorf("top %d: %d rows and %d more, in all %+v", test.top, len(shown), hidden, rest)
+		}
+	}
+}
+
+// Naming a cgroup or a user may cost much: only rows that are shown are named.
+func TestStatNamesShown(t *testing.T) {
+	rows := map[fault.Key]fault.Cost{}
+	for i := range 100 {
+		rows[fault.Key{ID: uint32(i), Value: uint64(i + 1)}] = fault.Cost{Minor: 1, Untimed: 1}
+	}
+	asked := 0
+	s := Stat{
+		Session: &session, Top: 3,
+		Rows:   &fault.Rows{Tables: []fault.Table{{By: fault.ByCgroup, Rows: rows}, {By: fault.ByUID, Rows: rows}}},
+		User:   func(uint32) string { asked++; return "user" },
+		Cgroup: func(uint64) string { asked++; return "/cgroup" },
+	}
+	for form, show := range map[string]func(){
+		"text": func() { s.AppendText(nil, 100) }, "json": func() { appended(t, s.AppendJSON) }, "csv": func() { appended(t, s.AppendCSV) },
+	} {
+		asked = 0
+		if show(); asked == 0 || asked > 6 {
+			t.Errorf("%s: asked for %d names, 6 are shown", form, asked)
 		}
 	}
 }
