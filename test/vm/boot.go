@@ -29,10 +29,6 @@ func (m machine) args() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-serial", "stdio",
 		"-no-reboot", "-net", "none",
-		// One thread for all CPUs: with one each, a CPU may translate code again between the
-		// moment that another invalidates it and the one that it is changed, and goes on with
-		// the old code, for ever if that is a breakpoint (text_poke_bp).
-		"-accel", "tcg,thread=single",
 		"-smp", fmt.Sprint(m.cpus), "-m", fmt.Sprintf("%dM", m.memoryMiB),
 		"-kernel", m.kernel, "-initrd", m.initrd,
 		"-append", strings.Join(m.parameters(), " "),
