@@ -117,6 +117,7 @@ struct counters {
 	__u64 lost_children;	/* processes that could not be followed */
 	__u64 filtered;
 	__u64 untimed; /* records of completions that were not heard of */
+	__u64 pad;     /* to whole cache lines */
 };
 
 /* A comm pattern, compared at each of 16 offsets of the 16-byte name. */

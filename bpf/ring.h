@@ -15,9 +15,15 @@ struct {
 	__uint(max_entries, 1 << 23); /* bytes; set by user space */
 } records SEC(".maps");
 
+/*
+ * One for each CPU, in memory that user space maps. To read it by bpf(2) would switch
+ * programs of kprobes and perf events off on a CPU for that moment (bpf_disable_instrumentation),
+ * which is long if the reader is preempted in it.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set by user space */
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct counters);
 } counts SEC(".maps");
@@ -30,9 +36,9 @@ const volatile __u64 wake_bytes = 1 << 18;
 
 static __always_inline struct counters *counters(void)
 {
-	__u32 zero = 0;
+	__u32 cpu = bpf_get_smp_processor_id();
 
-	return bpf_map_lookup_elem(&counts, &zero);
+	return bpf_map_lookup_elem(&counts, &cpu);
 }
 
 /* A task may be preempted inside a program, so per-CPU values need atomic adds. */

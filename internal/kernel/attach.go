@@ -41,6 +41,11 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 			return fmt.Errorf("setting variable %q: %w", name, err)
 		}
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("planning hook %s: %w", p.Hook, err)
+	}
+	spec.Maps[faultMapCounts].MaxEntries = uint32(cpus)
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
 	if p.TaskStorage {
 		spec.Maps[faultMapStatesByTask].MaxEntries = 1

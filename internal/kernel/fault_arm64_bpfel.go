@@ -47,6 +47,7 @@ type faultCounters struct {
 	LostChildren uint64
 	Filtered     uint64
 	Untimed      uint64
+	Pad          uint64
 }
 
 type faultExePattern struct {

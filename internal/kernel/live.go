@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -33,6 +34,7 @@ type Live struct {
 	// attached must stay referenced: the garbage collector closes a link that is not.
 	attached attachments
 	reader   *ringbuf.Reader
+	counts   *ebpf.Memory // a faultCounters for each CPU
 	record   ringbuf.Record
 	decoder  decoder
 	batch    fault.Batch
@@ -78,6 +80,9 @@ func (l *Live) start(opt Options, sys *System) error {
 	var err error
 	if l.reader, err = ringbuf.NewReader(l.coll.Maps[faultMapRecords]); err != nil {
 		return fmt.Errorf("opening the ring buffer: %w", err)
+	}
+	if l.counts, err = l.coll.Maps[faultMapCounts].Memory(); err != nil {
+		return fmt.Errorf("mapping the counters: %w", err)
 	}
 	if err := l.setTargets(opt); err != nil {
 		return err
@@ -240,8 +245,8 @@ func (l *Live) Stop() error {
 // Counters reads the totals, which the kernel keeps per CPU. It may be called while
 // another goroutine is in Next.
 func (l *Live) Counters() (fault.Counters, error) {
-	var perCPU []faultCounters
-	if err := l.coll.Maps[faultMapCounts].Lookup(uint32(0), &perCPU); err != nil {
+	perCPU := make([]faultCounters, int(l.counts.Size())/binary.Size(faultCounters{}))
+	if err := binary.Read(io.NewSectionReader(l.counts, 0, int64(l.counts.Size())), binary.NativeEndian, perCPU); err != nil {
 		return fault.Counters{}, fmt.Errorf("reading the counters: %w", err)
 	}
 	var out fault.Counters
