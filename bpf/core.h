@@ -224,6 +224,11 @@ struct task_struct {
 	struct thread_struct thread;
 };
 
+/* Before Linux 5.14 (commit 2f064a59a11f). */
+struct task_struct___state {
+	volatile long state;
+};
+
 /* The context of iter/task programs (kernel/bpf/task_iter.c). */
 struct bpf_iter__task {
 	struct task_struct *task;

@@ -196,11 +196,6 @@ static __always_inline struct ids observed_ids(struct task_struct *task)
 
 #define TASK_DEAD 0x80 /* include/linux/sched.h */
 
-/* Before Linux 5.14 (commit 2f064a59a11f). */
-struct task_struct___state {
-	volatile long state;
-} __attribute__((preserve_access_index));
-
 /* Whether a task is about to be switched away from for the last time (do_task_dead). */
 static __always_inline bool is_dead(struct task_struct *task)
 {
