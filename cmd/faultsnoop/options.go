@@ -76,7 +76,7 @@ func (o *traceOptions) filterFlags() *pflag.FlagSet {
 	filter.BoolVar(&o.minor, "minor", false, "minor faults only")
 	filter.Var(intoPtr(&o.mode, oneOf(fault.Names[fault.Mode](), fault.ParseMode)), "mode", "faults taken in `MODE` user, kernel or remote only")
 	filter.Var(intoPtr(&o.access, oneOf(fault.Names[fault.Access](), fault.ParseAccess)), "access", "faults by `ACCESS` read, write or exec only")
-	filter.Var(eachInto(&o.kinds, oneOf(fault.Names[fault.Kind](), fault.ParseKind)), "kind", "faults of `KIND` only, as in cow or anon,thp; see --columns kind (repeatable)")
+	filter.Var(eachInto(&o.kinds, oneOf(fault.Names[fault.Kind](), fault.ParseKind)), "kind", "faults of `KIND` only: "+strings.Join(fault.Names[fault.Kind](), ", ")+" (repeatable, or a list with commas)")
 	filter.Var(into(&o.addr, parseRange), "addr", "faults at addresses `START-END` only, in hexadecimal, END not included")
 	filter.Var(into(&o.minLatency, parseDuration), "min-latency", "faults that took at least `DURATION` only, as in 100us")
 	return filter

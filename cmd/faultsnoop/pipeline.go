@@ -35,14 +35,22 @@ type pipeline struct {
 	// take is called for each batch; done reports that nothing more is wanted.
 	take func(*fault.Batch) error
 	done func() bool
+
+	// ended is when run met the end, before it stopped the source: that takes its time.
+	ended time.Time
 }
 
 // run goes on until ctx is done, nothing more is wanted or the output is gone.
 // Then it stops the source and takes what is left in it.
 func (p *pipeline) run(ctx context.Context) error {
+	defer func() {
+		if p.ended.IsZero() { // by an error
+			p.ended = time.Now()
+		}
+	}()
 	for stopped := false; ; {
 		if p.out.probe(); !stopped && (ctx.Err() != nil || p.done()) {
-			stopped = true
+			stopped, p.ended = true, time.Now()
 			if err := p.src.Stop(); err != nil {
 				return fmt.Errorf("stopping: %w", err)
 			}

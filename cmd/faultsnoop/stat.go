@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -90,7 +91,7 @@ func distinct(by []fault.By) []fault.By {
 func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
 	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
-	output.Var(eachInto(&o.by, oneOf(fault.Names[fault.By](), fault.ParseBy)), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result (repeatable, or a list with commas)")
+	output.Var(eachInto(&o.by, oneOf(fault.Names[fault.By](), fault.ParseBy)), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result (repeatable, or a list with commas; at most "+strconv.Itoa(fault.MaxTables)+")")
 	output.Uint64Var(&o.top, "top", 10, "show the dearest `N` rows of each table, 0 all")
 	output.BoolVar(&o.hist, "hist", false, "draw a histogram of the latencies of each kind")
 	output.VarP(into(&o.interval, parseDuration), "interval", "i", "show the counts of every `DURATION`, as in 1s, and those of the whole run at the end")
@@ -161,10 +162,12 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	p := pipeline{src: c, out: s.out, take: m.tick, done: func() bool { return s.out.err != nil }}
 	err := s.runReporting(ctx, &p)
 	// Also when something has failed, what was counted before is shown.
+	whole := view.Run
 	if s.interval > 0 { // what is left of the last one
-		err = errors.Join(err, m.show(&m.before, m.last, true))
+		err = errors.Join(err, m.show(&m.before, m.last, p.ended, view.Interval))
+		whole = view.Intervals
 	}
-	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, false))
+	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, p.ended, whole))
 	s.out.close()
 	if err := errors.Join(err, s.out.failure()); err != nil {
 		return s.abandon(err, child)
@@ -209,11 +212,11 @@ func (m *meter) tick(*fault.Batch) error {
 	if m.interval == 0 || time.Since(m.last) < m.interval {
 		return nil
 	}
-	return m.show(&m.before, m.last, true)
+	return m.show(&m.before, m.last, time.Now(), view.Interval)
 }
 
-// show writes what was counted since a moment: in an interval or the whole run.
-func (m *meter) show(since *aggregate.Snapshot, begin time.Time, interval bool) error {
+// show writes what was counted from begin, when it was since, to end.
+func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.Part) error {
 	rows, err := m.src.Rows()
 	if err != nil {
 		return err
@@ -224,10 +227,10 @@ func (m *meter) show(since *aggregate.Snapshot, begin time.Time, interval bool) 
 	}
 	now := aggregate.Snapshot{Rows: rows, Counters: counters}
 	diff := now.Since(since)
-	m.last = time.Now()
+	m.last = end
 	cgroups := sync.OnceValue(process.CgroupNames)
 	st := view.Stat{
-		Interval: interval, Session: m.src.Session(), Rows: aggregate.Named(diff.Rows), Counters: diff.Counters, Duration: m.last.Sub(begin), End: m.last,
+		Part: part, Session: m.src.Session(), Rows: aggregate.Named(diff.Rows), Counters: diff.Counters, Duration: end.Sub(begin), End: end,
 		Top: int(m.top), Hist: m.hist, User: m.user, Cgroup: func(id uint64) string { return cgroups()[id] },
 	}
 	m.before = now.Copy()
@@ -237,7 +240,11 @@ func (m *meter) show(since *aggregate.Snapshot, begin time.Time, interval bool) 
 	case m.csv:
 		m.out.buf, err = st.AppendCSV(m.out.buf)
 	default:
-		m.out.buf = st.AppendText(m.out.buf, max(textWidth, m.out.width))
+		width := 0 // of a file or pipe: names are whole
+		if m.out.width > 0 {
+			width = max(textWidth, m.out.width)
+		}
+		m.out.buf = st.AppendText(m.out.buf, width)
 		if m.interval > 0 {
 			m.out.buf = append(m.out.buf, '\n')
 		}

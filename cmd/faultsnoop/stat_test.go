@@ -259,7 +259,7 @@ func TestStatCountsRecords(t *testing.T) {
 func TestStatCSV(t *testing.T) {
 	batches := []fault.Batch{{Faults: sampleFaults()}, {}, {Faults: sampleFaults()}}
 	code, stdout, stderr := runWith(script(fakeSource{batches: batches}), "stat", "--csv", "-d", "300ms", "-i", "50ms", "--by", "process")
-	if code != 0 || !strings.HasPrefix(stdout, "time,duration_ns,by,") || strings.Count(stdout, "duration_ns") != 1 {
+	if code != 0 || !strings.HasPrefix(stdout, "type,time,duration_ns,by,") || strings.Count(stdout, "duration_ns") != 1 {
 		t.Errorf("exit code %d: %s\n%s", code, stdout, stderr)
 	}
 }

@@ -315,7 +315,7 @@ var Columns = []Column{
 			if !ofFile(f) {
 				return b
 			}
-			return fmt.Appendf(b, "%02x:%02x", f.VMA.Dev>>20, f.VMA.Dev&(1<<20-1))
+			return appendDev(b, f.VMA.Dev)
 		},
 	},
 	{
@@ -327,6 +327,11 @@ var Columns = []Column{
 			return appendUint(b, f.VMA.Inode)
 		},
 	},
+}
+
+// appendDev appends a device number as /proc/PID/maps shows it.
+func appendDev(b []byte, dev uint32) []byte {
+	return fmt.Appendf(b, "%02x:%02x", dev>>20, dev&(1<<20-1))
 }
 
 // ofFile reports whether the mapping is of a file. System V shared memory may have

@@ -1,10 +1,7 @@
 package view
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/csv"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -20,8 +17,8 @@ import (
 
 // Stat is a run, or the interval of one, counted.
 type Stat struct {
-	// Interval says that it is one interval of several.
-	Interval bool
+	// Part is what the counts are of.
+	Part     Part
 	Session  *fault.Session
 	Rows     *fault.Rows
 	Counters fault.Counters
@@ -38,6 +35,15 @@ type Stat struct {
 	User   func(uid uint32) string
 	Cgroup func(id uint64) string
 }
+
+// Part tells counts of a run from those of a part of it.
+type Part uint8
+
+const (
+	Run       Part = iota
+	Interval       // one of several
+	Intervals      // all of them: the run, after its intervals
+)
 
 // statRow is a row of a table.
 type statRow struct {
@@ -81,7 +87,8 @@ func (s *Stat) Total() fault.Cost {
 	return sum
 }
 
-// AppendText appends all tables for people. Names are cut so that lines fit width.
+// AppendText appends all tables for people. Names are cut so that lines fit width, if
+// that is not 0.
 func (s *Stat) AppendText(b []byte, width int) []byte {
 	total := s.Total()
 	b = s.appendOverview(b, &total)
@@ -96,8 +103,14 @@ func (s *Stat) AppendText(b []byte, width int) []byte {
 }
 
 func (s *Stat) appendOverview(b []byte, total *fault.Cost) []byte {
-	b = fmt.Appendf(b, "%s faults in %s by hook %s: %s minor, %s major, %s failed", group(total.Faults()),
-		duration(s.Duration), s.Session.Hook, group(total.Minor), group(total.Major), group(total.Failed))
+	switch s.Part {
+	case Interval:
+		b = append(s.End.AppendFormat(b, time.TimeOnly), ": "...)
+	case Intervals:
+		b = append(b, "whole run: "...)
+	}
+	b = fmt.Appendf(b, "%s in %s by hook %s: %s minor, %s major, %s", plural(total.Faults(), "fault"),
+		duration(s.Duration), s.Session.Hook, group(total.Minor), group(total.Major), failures(s.Session, group(total.Failed)))
 	if total.Unknown > 0 {
 		b = fmt.Appendf(b, ", %s of unknown result", group(total.Unknown))
 	}
@@ -108,7 +121,7 @@ func (s *Stat) appendOverview(b []byte, total *fault.Cost) []byte {
 		b = fmt.Appendf(b, "%s spent in faults, %s of the run time, the time of all threads added up", duration(total.Time),
 			percent(uint64(total.Time), uint64(s.Duration)))
 		if total.Untimed > 0 {
-			b = fmt.Appendf(b, ";\nwithout %s faults whose time is not known", group(total.Untimed))
+			b = fmt.Appendf(b, ";\nwithout %s whose time is not known", plural(total.Untimed, "fault"))
 		}
 		b = append(b, '\n')
 	}
@@ -181,7 +194,11 @@ func (s *Stat) appendTable(b []byte, t *fault.Table, total *fault.Cost, width in
 	line := func(name rowName, c *fault.Cost) {
 		b = fmt.Appendf(b, "%11s %10s %6s %6s %6s %10s  ", group(c.Faults()), group(c.Major), timed(c, c.Time),
 			share(c, total), timed(c, c.Max), mapped(c))
-		b = name.append(b, max(width-len(head), leastName))
+		limit := 0
+		if width > 0 {
+			limit = max(width-len(head), leastName)
+		}
+		b = name.append(b, limit)
 		b = append(b, '\n')
 	}
 	for i := range rows {
@@ -236,8 +253,14 @@ func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 	}
 	switch by {
 	case fault.ByProcess:
+		if k.ID == 0 {
+			return rowName{text: "[unknown]"}
+		}
 		return rowName{k.Name.String(), fmt.Sprintf(" (%d)", k.ID)}
 	case fault.ByThread:
+		if k.ID == 0 {
+			return rowName{text: "[unknown]"}
+		}
 		return rowName{k.Name.String(), fmt.Sprintf(" (%d/%d)", k.ID, k.Value)}
 	case fault.ByKind:
 		return rowName{text: fault.Kind(k.ID).String()}
@@ -246,6 +269,9 @@ func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 	case fault.ByMapping:
 		if k.End != 0 {
 			return rowName{label, fmt.Sprintf(" (%d -%x)", k.ID, k.End)}
+		}
+		if k.Value == 0 {
+			return rowName{label, fmt.Sprintf(" (%d)", k.ID)}
 		}
 		return rowName{label, fmt.Sprintf(" (%d %x)", k.ID, k.Value)}
 	case fault.ByPage:
@@ -285,289 +311,6 @@ func (s *Stat) cgroup(id uint64) string {
 	return s.Cgroup(id)
 }
 
-// histWidth is the longest bar, in terminal columns.
-const histWidth = 50
-
-// appendHistograms draws the latencies of each kind, four steps to each power of two.
-func (s *Stat) appendHistograms(b []byte) []byte {
-	for _, kind := range s.kinds() {
-		k := &s.Rows.Kinds[kind]
-		steps := coarse(k.Buckets)
-		if len(steps) == 0 {
-			continue
-		}
-		var most uint64
-		for _, st := range steps {
-			most = max(most, st.count)
-		}
-		b = fmt.Appendf(b, "\n%s, latency\n", kind)
-		for _, st := range steps {
-			b = fmt.Appendf(b, "  <= %-6s %11s", duration(min(st.bound, k.Max)), group(st.count))
-			if st.count > 0 {
-				b = append(append(b, ' '), bar(st.count, most)...)
-			}
-			b = append(b, '\n')
-		}
-	}
-	return b
-}
-
-type histStep struct {
-	bound time.Duration
-	count uint64
-}
-
-// coarse joins buckets to steps and leaves out the empty ones at both ends.
-func coarse(buckets []uint64) []histStep {
-	const join = 8
-	var steps []histStep
-	last := 0
-	for i := 0; i+join <= len(buckets); i += join {
-		var n uint64
-		for _, c := range buckets[i : i+join] {
-			n += c
-		}
-		if n == 0 && len(steps) == 0 {
-			continue
-		}
-		steps = append(steps, histStep{aggregate.Bound(i + join - 1), n})
-		if n > 0 {
-			last = len(steps)
-		}
-	}
-	return steps[:last]
-}
-
-// bar draws n of most in eighths of a column.
-func bar(n, most uint64) string {
-	const eighths = "▏▎▍▌▋▊▉"
-	units := n * histWidth * 8 / max(most, 1)
-	s := strings.Repeat("█", int(units/8))
-	if rest := units % 8; rest > 0 {
-		const size = len("▏")
-		s += eighths[(rest-1)*uint64(size) : rest*uint64(size)]
-	} else if n > 0 && units == 0 {
-		s = "▏"
-	}
-	return s
-}
-
-// AppendJSON appends one object on one line.
-func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
-	total := s.Total()
-	type object = map[string]any
-	out := object{
-		"type": s.typeName(), "hook": s.Session.Hook, "time": s.End.UTC().Format(time.RFC3339Nano),
-		"duration_ns": int64(s.Duration), "seen": total.Faults(), "lost": s.Counters.LostTotal(),
-		"filtered": s.Counters.Filtered, "total": s.costObject(&total),
-	}
-	kinds := []object{}
-	for _, kind := range s.kinds() {
-		k := &s.Rows.Kinds[kind]
-		o := s.costObject(&k.Cost)
-		o["kind"] = nil
-		if kind != fault.KindUnknown {
-			o["kind"] = kind.String()
-		}
-		if k.Untimed < k.Faults() {
-			for _, q := range quantiles {
-				o[q.name] = int64(quantile(k, q.share))
-			}
-			o["histogram"] = histogramObject(k.Buckets)
-		}
-		kinds = append(kinds, o)
-	}
-	out["kinds"] = kinds
-	var tables []object
-	for i := range s.Rows.Tables {
-		t := &s.Rows.Tables[i]
-		rows, rest, hidden := s.top(t)
-		list := []object{}
-		for j := range rows {
-			o := s.costObject(&rows[j].cost)
-			s.keyObject(o, t.By, rows[j].key)
-			list = append(list, o)
-		}
-		table := object{"by": t.By.String(), "rows": list, "other": s.costObject(&t.Other)}
-		if hidden > 0 {
-			more := s.costObject(&rest)
-			more["rows"] = hidden
-			table["more"] = more
-		}
-		tables = append(tables, table)
-	}
-	if tables != nil {
-		out["tables"] = tables
-	}
-	line, err := json.Marshal(out)
-	if err != nil {
-		return b, fmt.Errorf("encoding the counts: %w", err)
-	}
-	return append(append(b, line...), '\n'), nil
-}
-
-// typeName tells an interval from the run.
-func (s *Stat) typeName() string {
-	if s.Interval {
-		return "interval"
-	}
-	return "stat"
-}
-
-func (s *Stat) costObject(c *fault.Cost) map[string]any {
-	o := map[string]any{
-		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "unknown": c.Unknown, "untimed": c.Untimed,
-		"time_ns": nil, "max_ns": nil, "offcpu_ns": nil, "bytes": nil,
-	}
-	if c.Untimed < c.Faults() || c.Faults() == 0 {
-		o["time_ns"] = int64(c.Time)
-		if s.knowsOffCPU() {
-			o["offcpu_ns"] = int64(c.OffCPU)
-		}
-	}
-	if c.Max > 0 {
-		o["max_ns"] = int64(c.Max)
-	}
-	if c.Bytes > 0 || c.Faults() == 0 {
-		o["bytes"] = c.Bytes
-	}
-	return o
-}
-
-// histogramObject lists bounds and counts of the buckets that are not empty.
-func histogramObject(buckets []uint64) [][2]uint64 {
-	list := [][2]uint64{}
-	for i, n := range buckets {
-		if n > 0 {
-			list = append(list, [2]uint64{uint64(aggregate.Bound(i)), n})
-		}
-	}
-	return list
-}
-
-// jsonName is a name that a process chose, in the notation of all other JSON.
-type jsonName string
-
-func (n jsonName) MarshalJSON() ([]byte, error) {
-	b, _ := appendJSONString(nil, string(n))
-	return b, nil
-}
-
-// keyObject adds what a row is of; what is not known is null.
-func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
-	text := func(key, value string) {
-		o[key] = nil
-		if value == "" {
-			return
-		}
-		o[key] = jsonName(value)
-		if !utf8.ValidString(value) {
-			o[key+"_hex"] = fmt.Sprintf("%x", value)
-		}
-	}
-	number := func(key string, value, unknown uint64) {
-		o[key] = nil
-		if value != unknown {
-			o[key] = value
-		}
-	}
-	switch by {
-	case fault.ByProcess:
-		number("pid", uint64(k.ID), 0)
-		text("process", k.Name.String())
-	case fault.ByThread:
-		number("tid", uint64(k.ID), 0)
-		number("pid", k.Value, 0)
-		text("comm", k.Name.String())
-	case fault.ByFile, fault.ByMapping:
-		text("label", k.Label)
-		o["inode"], o["dev"] = k.File.Inode, k.File.Dev
-		if by == fault.ByMapping {
-			number("pid", uint64(k.ID), 0)
-			for name, address := range map[string]uint64{"start": k.Value, "end": k.End} {
-				o[name] = nil
-				if address != 0 {
-					o[name] = fmt.Sprintf("%#x", address)
-				}
-			}
-		}
-	case fault.ByPage:
-		number("pid", uint64(k.ID), 0)
-		o["address"] = fmt.Sprintf("%#x", k.Value)
-	case fault.ByCgroup:
-		number("cgroup_id", k.Value, 0)
-		text("cgroup", s.cgroup(k.Value))
-	case fault.ByUID:
-		number("uid", uint64(k.ID), fault.NoUID)
-	case fault.ByCPU:
-		o["cpu"] = k.ID
-	default: // the words of an enumeration
-		o[by.String()] = nil
-		if word := s.nameOf(by, k).text; word != "unknown" {
-			o[by.String()] = word
-		}
-	}
-}
-
-// AppendCSVHeader appends the names of the columns.
-func AppendCSVHeader(b []byte) []byte {
-	return append(b, "time,duration_ns,by,name,faults,minor,major,failed,unknown,untimed,time_ns,max_ns,p50_ns,p90_ns,p99_ns,bytes\n"...)
-}
-
-// AppendCSV appends a line for each kind and each row of the tables, but for that by kind:
-// lines that say the same would be added up.
-func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
-	var buf bytes.Buffer
-	w := csv.NewWriter(&buf)
-	when := s.End.UTC().Format(time.RFC3339Nano)
-	num := func(v uint64) string { return strconv.FormatUint(v, 10) }
-	line := func(by string, name rowName, c *fault.Cost, k *fault.KindCost) {
-		cells := []string{
-			when, num(uint64(s.Duration)), by, inert(string(name.append(nil, 0))),
-			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Unknown), num(c.Untimed), "", "", "", "", "", "",
-		}
-		if c.Untimed < c.Faults() {
-			cells[10] = num(uint64(c.Time))
-			if c.Max > 0 {
-				cells[11] = num(uint64(c.Max))
-			}
-			for i, q := range quantiles {
-				if k != nil {
-					cells[12+i] = num(uint64(quantile(k, q.share)))
-				}
-			}
-		}
-		if c.Bytes > 0 {
-			cells[15] = num(c.Bytes)
-		}
-		_ = w.Write(cells) // a bytes.Buffer takes everything
-	}
-	for _, kind := range s.kinds() {
-		line("kind", rowName{text: kind.String()}, &s.Rows.Kinds[kind].Cost, &s.Rows.Kinds[kind])
-	}
-	for i := range s.Rows.Tables {
-		t := &s.Rows.Tables[i]
-		if t.By == fault.ByKind {
-			continue
-		}
-		rows, rest, hidden := s.top(t)
-		for j := range rows {
-			line(t.By.String(), s.nameOf(t.By, rows[j].key), &rows[j].cost, nil)
-		}
-		if hidden > 0 {
-			line(t.By.String(), moreName(hidden), &rest, nil)
-		}
-		if t.Other.Faults() > 0 {
-			line(t.By.String(), rowName{text: "[other]"}, &t.Other, nil)
-		}
-	}
-	w.Flush()
-	if err := w.Error(); err != nil {
-		return b, fmt.Errorf("encoding the counts: %w", err)
-	}
-	return append(b, buf.Bytes()...), nil
-}
-
 // timed is a duration, or unknown if no fault of c has one.
 func timed(c *fault.Cost, d time.Duration) string {
 	if c.Faults() > 0 && c.Untimed == c.Faults() || d == 0 {
@@ -605,6 +348,14 @@ func share(c, total *fault.Cost) string {
 
 func percent(part, whole uint64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(max(whole, 1)))
+}
+
+// plural writes a number of things.
+func plural(n uint64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return group(n) + " " + noun + "s"
 }
 
 // group writes a number with commas between thousands.

@@ -104,7 +104,7 @@ func TestStatGolden(t *testing.T) {
 
 	// A source that knows neither times nor what was mapped, as hook perf can be.
 	blind := &Stat{
-		Session: &fault.Session{Hook: "perf"}, Duration: time.Second, End: s.End, Hist: true, Interval: true, Rows: &fault.Rows{
+		Session: &fault.Session{Hook: "perf"}, Duration: time.Second, End: s.End, Hist: true, Part: Interval, Rows: &fault.Rows{
 			Tables: []fault.Table{{By: fault.ByCPU, Rows: map[fault.Key]fault.Cost{{ID: 127}: {Minor: 9, Untimed: 9}}}},
 		},
 	}
@@ -155,8 +155,8 @@ func TestStatHostileNames(t *testing.T) {
 		t.Fatal(err) // among others for a line of another length than the header
 	}
 	for _, r := range rows {
-		if strings.ContainsAny(r[3][:1], "=+-@") {
-			t.Errorf("a spreadsheet runs %q", r[3])
+		if strings.ContainsAny(r[4][:1], "=+-@") {
+			t.Errorf("a spreadsheet runs %q", r[4])
 		}
 	}
 }

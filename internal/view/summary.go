@@ -1,6 +1,7 @@
 package view
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,7 +14,7 @@ type Summary struct {
 	// Printed is how many records were shown.
 	Printed  uint64
 	Duration time.Duration
-	Hook     string
+	Session  *fault.Session
 }
 
 // Line is the summary for people, without a line end.
@@ -25,7 +26,7 @@ func (s *Summary) Line() string {
 	}
 	b = append(appendUint(b, s.Minor), " minor, "...)
 	b = append(appendUint(b, s.Major), " major, "...)
-	b = append(appendUint(b, s.Failed), " failed"...)
+	b = append(b, failures(s.Session, strconv.FormatUint(s.Failed, 10))...)
 	if sum := s.Minor + s.Major + s.Failed; sum < s.Seen {
 		b = append(b, ", "...)
 		b = append(appendUint(b, s.Seen-sum), " of unknown result"...)
@@ -49,7 +50,18 @@ func (s *Summary) Line() string {
 	b = append(appendUint(b, s.Filtered), " filtered out; "...)
 	b = strconv.AppendFloat(b, s.Duration.Seconds(), 'f', 1, 64)
 	b = append(b, " s by "...)
-	return string(append(b, s.Hook...))
+	return string(append(b, s.Session.Hook...))
+}
+
+// seesFailures reports whether the hook of a session hears of faults that fail.
+func seesFailures(s *fault.Session) bool { return slices.Contains(s.Covers, "failed") }
+
+// failures is how many failed, or that the hook does not say.
+func failures(s *fault.Session, number string) string {
+	if number == "0" && !seesFailures(s) {
+		return "failed ones not seen"
+	}
+	return number + " failed"
 }
 
 // appendCauses names the places of the losses in parentheses.
@@ -72,6 +84,7 @@ func (s *Summary) appendCauses(b []byte) []byte {
 }
 
 func (s *Summary) appendJSON(b []byte) []byte {
+	const failed = `,"failed":`
 	for _, part := range []struct {
 		prefix string
 		value  uint64
@@ -81,14 +94,18 @@ func (s *Summary) appendJSON(b []byte) []byte {
 		{`,"filtered":`, s.Filtered},
 		{`,"minor":`, s.Minor},
 		{`,"major":`, s.Major},
-		{`,"failed":`, s.Failed},
+		{failed, s.Failed},
 		{`,"untimed":`, s.Untimed},
 		{`,"unremembered":`, s.Unremembered},
 		{`,"duration_ns":`, uint64(max(s.Duration, 0))},
 	} {
-		b = appendUint(append(b, part.prefix...), part.value)
+		if b = append(b, part.prefix...); part.value == 0 && part.prefix == failed && !seesFailures(s.Session) {
+			b = append(b, "null"...)
+			continue
+		}
+		b = appendUint(b, part.value)
 	}
 	b = append(b, `,"hook":`...)
-	b, _ = appendJSONString(b, s.Hook)
+	b, _ = appendJSONString(b, s.Session.Hook)
 	return append(b, "}\n"...)
 }

@@ -67,16 +67,16 @@ func (e *Encoder) limit(c *Column, used int, last bool) int {
 	return max(e.opts.Width-used, leastName)
 }
 
-// failures are the words for faults that failed, as wide as maj and min.
-var failures = [...]string{
+// failureWords are those for faults that failed, as wide as maj and min.
+var failureWords = [...]string{
 	fault.SIGBUS: "bus", fault.SIGSEGV: "seg", fault.OOM: "oom", fault.HWPoison: "hwp",
 	fault.Interrupted: "int", fault.EFAULT: "efa",
 }
 
 func (e *Encoder) appendMajor(b []byte, f *fault.Fault) []byte {
 	switch {
-	case f.Is(fault.HasResult) && f.Result != fault.OK && int(f.Result) < len(failures):
-		return append(b, failures[f.Result]...)
+	case f.Is(fault.HasResult) && f.Result != fault.OK && int(f.Result) < len(failureWords):
+		return append(b, failureWords[f.Result]...)
 	case !f.Is(fault.HasMajor):
 		return b
 	case f.Major:

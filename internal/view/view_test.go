@@ -15,7 +15,7 @@ import (
 
 var session = fault.Session{
 	Hook: "fentry", Reason: "the best", Kernel: "6.18.0", Host: "a\"host", CPUs: 2,
-	Command: []string{"sh", "-c", "exit \xff"}, Covers: []string{"user", "kernel"},
+	Command: []string{"sh", "-c", "exit \xff"}, Covers: []string{"user", "kernel", "failed"},
 	Started: time.Date(2026, 11, 30, 3, 2, 1, 5, time.UTC), MonoStarted: 1_000_000_000,
 	FlagNames: []fault.BitName{{Bit: 1, Name: "WRITE"}, {Bit: 4, Name: "ALLOW_RETRY"}, {Bit: 0x40, Name: "USER"}, {Bit: 0x1000, Name: "VMA_LOCK"}},
 	PageSize:  4096,
@@ -302,11 +302,11 @@ func TestJSONOtherLines(t *testing.T) {
 	e := NewEncoder(&session, Options{Format: JSON})
 	s := Summary{
 		Counters: fault.Counters{Seen: 7, Minor: 4, Major: 2, Failed: 1, Filtered: 3, Lost: []fault.Loss{{Where: "a", Count: 5}, {Where: "b", Count: 6}}},
-		Duration: 1500, Hook: "perf",
+		Duration: 1500, Session: &fault.Session{Hook: "perf", Covers: []string{"failed"}},
 	}
 	for got, want := range map[string]string{
 		string(e.AppendHeader(nil)): `{"type":"header","hook":"fentry","reason":"the best","kernel":"6.18.0","host":"a\"host","cpus":2,` +
-			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel"],"blind":[],"unseen":[]}`,
+			`"started":"2026-11-30T03:02:01.000000005Z","command":["sh","-c","exit ` + "\ufffd" + `"],"covers":["user","kernel","failed"],"blind":[],"unseen":[]}`,
 		string(e.AppendLost(nil, fault.Loss{Where: "ring buffer full", Count: 9})): `{"type":"lost","count":9,"where":"ring buffer full"}`,
 		string(e.AppendSummary(nil, &s)):                                           `{"type":"summary","seen":7,"lost":11,"filtered":3,"minor":4,"major":2,"failed":1,"untimed":0,"unremembered":0,"duration_ns":1500,"hook":"perf"}`,
 	} {
@@ -320,12 +320,12 @@ func TestJSONOtherLines(t *testing.T) {
 }
 
 func TestSummaryLine(t *testing.T) {
-	s := Summary{Counters: fault.Counters{Seen: 1234, Minor: 1200, Major: 34, Filtered: 56}, Printed: 1234, Duration: 2100 * time.Millisecond, Hook: "tracepoint"}
+	s := Summary{Counters: fault.Counters{Seen: 1234, Minor: 1200, Major: 34, Filtered: 56}, Printed: 1234, Duration: 2100 * time.Millisecond, Session: &fault.Session{Hook: "tracepoint", Covers: []string{"failed"}}}
 	if got, want := s.Line(), "1234 faults: 1200 minor, 34 major, 0 failed; 0 lost; 56 filtered out; 2.1 s by tracepoint"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	s = Summary{Counters: fault.Counters{Seen: 1, Lost: []fault.Loss{{Where: "ring buffer full", Count: 2}, {Where: "unused"}}}, Hook: "perf"}
-	if got, want := s.Line(), "1 fault: 0 minor, 0 major, 0 failed, 1 of unknown result; 0 shown; 2 lost (ring buffer full: 2); 0 filtered out; 0.0 s by perf"; got != want {
+	s = Summary{Counters: fault.Counters{Seen: 1, Lost: []fault.Loss{{Where: "ring buffer full", Count: 2}, {Where: "unused"}}}, Session: &fault.Session{Hook: "perf"}}
+	if got, want := s.Line(), "1 fault: 0 minor, 0 major, failed ones not seen, 1 of unknown result; 0 shown; 2 lost (ring buffer full: 2); 0 filtered out; 0.0 s by perf"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
