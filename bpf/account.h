@@ -61,7 +61,7 @@ static __always_inline void emit(struct task_state *st)
 	}
 	tally(&c->matched, rec);
 	if (count_only) {
-		count_fault(rec, current_task());
+		count_fault(st, current_task());
 		return;
 	}
 	if (sample > 1) {

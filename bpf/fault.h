@@ -200,10 +200,12 @@ struct counters {
 	__u64 unremembered; /* pages for which there was no room in pages_seen */
 };
 
+enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
+
 /* How often, and what it cost. */
 struct cost {
-	__u64 minor, major, failed, unknown;
-	__u64 ns; /* of all but the untimed ones */
+	__u64 faults[OUTCOMES]; /* by enum outcome */
+	__u64 ns;		/* of all but the untimed ones */
 	__u64 max_ns;
 	__u64 untimed;
 	__u64 bytes; /* mapped, as far as page tables can be read */

@@ -55,27 +55,35 @@ static __always_inline __u64 latency_of(const struct fault_record *rec)
 	return is_timed(rec) ? rec->end_ns - rec->start_ns : 0;
 }
 
-/* Adds a fault to a row, but for the longest latency. */
-static __always_inline void add_cost(struct cost *c, const struct fault_record *rec)
+static __always_inline enum outcome outcome_of(const struct fault_record *rec)
 {
 	if (rec->result == RESULT_UNKNOWN)
-		__sync_fetch_and_add(&c->unknown, 1);
-	else if (rec->result != RESULT_OK)
-		__sync_fetch_and_add(&c->failed, 1);
-	else if (rec->major)
-		__sync_fetch_and_add(&c->major, 1);
-	else
-		__sync_fetch_and_add(&c->minor, 1);
-	if (rec->known & KNOWN_AFTER && rec->result == RESULT_OK)
-		__sync_fetch_and_add(&c->bytes, rec->level_after && rec->pages ?
-							4096ULL << 9 * (rec->level_after & 3) :
-							4096ULL * rec->pages);
-	if (is_timed(rec)) {
-		__sync_fetch_and_add(&c->ns, latency_of(rec));
-		__sync_fetch_and_add(&c->offcpu_ns, rec->offcpu_ns);
-	} else {
+		return OUTCOME_UNKNOWN;
+	if (rec->result != RESULT_OK)
+		return OUTCOME_FAILED;
+	return rec->major ? OUTCOME_MAJOR : OUTCOME_MINOR;
+}
+
+static __always_inline __u64 bytes_of(const struct fault_record *rec)
+{
+	if (!(rec->known & KNOWN_AFTER) || rec->result != RESULT_OK)
+		return 0;
+	return rec->level_after && rec->pages ? 4096ULL << 9 * (rec->level_after & 3) :
+						4096ULL * rec->pages;
+}
+
+/* Adds a fault to a row, but for the longest latency. */
+static __always_inline void add_share(struct cost *c, const struct share *s)
+{
+	__sync_fetch_and_add(&c->faults[s->outcome & (OUTCOMES - 1)], 1);
+	if (s->bytes)
+		__sync_fetch_and_add(&c->bytes, s->bytes);
+	if (!s->timed)
 		__sync_fetch_and_add(&c->untimed, 1);
-	}
+	if (s->ns)
+		__sync_fetch_and_add(&c->ns, s->ns);
+	if (s->offcpu_ns)
+		__sync_fetch_and_add(&c->offcpu_ns, s->offcpu_ns);
 }
 
 /*
@@ -85,10 +93,9 @@ static __always_inline void add_cost(struct cost *c, const struct fault_record *
  * sent: it is never more than what was sent, or stood in the row when it was made. Without
  * room in the ring the row alone has it.
  */
-static __always_inline void raise_max(struct cost *c, const struct fault_record *rec,
-				      const struct stat_key *key, __u32 table, __u32 id)
+static __always_inline void raise_max(struct cost *c, __u64 ns, const struct stat_key *key,
+				      __u32 table, __u32 id)
 {
-	__u64 ns = latency_of(rec);
 	struct max_record *max;
 
 	if (ns <= c->max_ns)
@@ -140,7 +147,7 @@ static __always_inline __u32 bucket_of(__u64 ns)
 	return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
 }
 
-static __always_inline void count_kind(const struct fault_record *rec)
+static __always_inline void count_kind(const struct fault_record *rec, const struct share *s)
 {
 	__u32 kind = rec->known & KNOWN_KIND ? rec->kind : KIND_UNKNOWN;
 	struct kind_row *row = bpf_map_lookup_elem(&kind_rows, &kind);
@@ -148,13 +155,13 @@ static __always_inline void count_kind(const struct fault_record *rec)
 
 	if (!row)
 		return;
-	add_cost(&row->cost, rec);
-	if (!is_timed(rec))
+	add_share(&row->cost, s);
+	if (!s->timed)
 		return;
-	bucket = bucket_of(latency_of(rec));
+	bucket = bucket_of(s->ns);
 	if (bucket < HIST_BUCKETS)
 		__sync_fetch_and_add(&row->buckets[bucket], 1);
-	raise_max(&row->cost, rec, NULL, TABLE_KINDS, kind);
+	raise_max(&row->cost, s->ns, NULL, TABLE_KINDS, kind);
 }
 
 /*
@@ -224,7 +231,7 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 }
 
 static __always_inline void count_in_table(__u32 table, const struct fault_record *rec,
-					   struct task_struct *task)
+					   const struct share *s, struct task_struct *task)
 {
 	struct stat_key key = { .table = table };
 	struct cost *row;
@@ -232,32 +239,45 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 	key_of(&key, tables_by[table], rec, task);
 	row = bpf_map_lookup_elem(&stat_rows, &key);
 	if (!row) {
-		struct cost blank = { .max_ns = latency_of(rec) };
+		struct cost blank = { .max_ns = s->ns };
 
 		/* Another CPU may make it at the same time. */
 		bpf_map_update_elem(&stat_rows, &key, &blank, BPF_NOEXIST);
 		row = bpf_map_lookup_elem(&stat_rows, &key);
 	}
 	if (row) {
-		add_cost(row, rec);
-		raise_max(row, rec, &key, table, 0);
+		add_share(row, s);
+		raise_max(row, s->ns, &key, table, 0);
 		return;
 	}
 	row = bpf_map_lookup_elem(&other_rows, &table);
 	if (!row)
 		return;
-	add_cost(row, rec);
-	raise_max(row, rec, NULL, TABLE_OTHERS, table);
+	add_share(row, s);
+	raise_max(row, s->ns, NULL, TABLE_OTHERS, table);
+}
+
+static __always_inline void fill_share(struct share *s, const struct fault_record *rec)
+{
+	s->ns = latency_of(rec);
+	s->timed = is_timed(rec);
+	s->offcpu_ns = s->timed ? rec->offcpu_ns : 0;
+	s->bytes = bytes_of(rec);
+	s->outcome = outcome_of(rec);
 }
 
 /* Not inline, since it is long and called from wherever a fault may end. */
-static __noinline int count_fault(const struct fault_record *rec, struct task_struct *task)
+static __noinline int count_fault(struct task_state *st, struct task_struct *task)
 {
-	count_kind(rec);
+	const struct fault_record *rec = &st->rec;
+	const struct share *s = &st->share;
+
+	fill_share(&st->share, rec);
+	count_kind(rec, s);
 	for (__u32 i = 0; i < MAX_STAT_TABLES; i++) {
 		if (i >= stat_tables)
 			break;
-		count_in_table(i, rec, task);
+		count_in_table(i, rec, s, task);
 	}
 	return 0;
 }

@@ -28,8 +28,19 @@ enum phase {
 	RETRY,	  /* returned VM_FAULT_RETRY; another attempt should follow */
 };
 
+/*
+ * What a fault adds to each row that it is in. It is kept in a map, of whose values the
+ * verifier knows nothing: on the stack it would follow each of them through each row.
+ */
+struct share {
+	__u64 ns, offcpu_ns, bytes;
+	__u32 outcome;
+	__u32 timed;
+};
+
 struct task_state {
 	struct fault_record rec; /* the fault in flight */
+	struct share share;	 /* when it is counted */
 	__u64 host_pid_tgid;	 /* whose ids rec holds; they change on exec */
 	/* min_flt and maj_flt as far as records or counters account for them. */
 	__u64 min_flt, maj_flt;

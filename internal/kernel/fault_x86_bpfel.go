@@ -23,10 +23,7 @@ type faultCommPattern struct {
 
 type faultCost struct {
 	_        structs.HostLayout
-	Minor    uint64
-	Major    uint64
-	Failed   uint64
-	Unknown  uint64
+	Faults   [4]uint64
 	Ns       uint64
 	MaxNs    uint64
 	Untimed  uint64
@@ -170,8 +167,16 @@ type faultStatKey struct {
 }
 
 type faultTaskState struct {
-	_            structs.HostLayout
-	Rec          faultFaultRecord
+	_     structs.HostLayout
+	Rec   faultFaultRecord
+	Share struct {
+		_        structs.HostLayout
+		Ns       uint64
+		OffcpuNs uint64
+		Bytes    uint64
+		Outcome  uint32
+		Timed    uint32
+	}
 	HostPidTgid  uint64
 	MinFlt       uint64
 	MajFlt       uint64

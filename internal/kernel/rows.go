@@ -142,7 +142,7 @@ func (l *Live) readSent() error {
 
 func costOf(c *faultCost) fault.Cost {
 	return fault.Cost{
-		Minor: c.Minor, Major: c.Major, Failed: c.Failed, Unknown: c.Unknown, Untimed: c.Untimed,
+		Minor: c.Faults[0], Major: c.Faults[1], Failed: c.Faults[2], Unknown: c.Faults[3], Untimed: c.Untimed,
 		Time: time.Duration(c.Ns), Max: time.Duration(c.MaxNs), OffCPU: time.Duration(c.OffcpuNs), Bytes: c.Bytes,
 	}
 }
