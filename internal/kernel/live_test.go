@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"testing"
@@ -170,10 +171,13 @@ func TestRowsKeepNames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(rows.Tables[0].Rows) != 1 {
-				t.Fatalf("%d rows of one file", len(rows.Tables[0].Rows))
+			mapped := rows.Tables[0].Rows
+			// A signal of the Go runtime ends the wait for the page, and the fault is taken again.
+			maps.DeleteFunc(mapped, func(_ fault.Key, c fault.Cost) bool { return c.Failed == c.Faults() })
+			if len(mapped) != 1 {
+				t.Fatalf("rows of one file: %+v", mapped)
 			}
-			for key := range rows.Tables[0].Rows {
+			for key := range mapped {
 				if round == 0 {
 					first = key
 				}
@@ -255,7 +259,8 @@ func TestRowsKeepMax(t *testing.T) {
 	})
 }
 
-// dropMaxima sets the longest latencies of all rows to 0.
+// dropMaxima sets the longest latencies of all rows to 0 that faults on anonymous memory
+// may be in.
 func dropMaxima(t *testing.T, l *Live) {
 	t.Helper()
 	put := func(name string, key, value any) {
@@ -263,15 +268,15 @@ func dropMaxima(t *testing.T, l *Live) {
 			t.Fatal(err)
 		}
 	}
-	for kind := range uint32(fault.Spurious + 1) {
+	for _, kind := range []fault.Kind{fault.KindUnknown, fault.Anon} {
 		var perCPU []faultKindRow
-		if err := l.coll.Maps[faultMapKindRows].Lookup(kind, &perCPU); err != nil {
+		if err := l.coll.Maps[faultMapKindRows].Lookup(uint32(kind), &perCPU); err != nil {
 			t.Fatal(err)
 		}
 		for i := range perCPU {
 			perCPU[i].Cost.MaxNs = 0
 		}
-		put(faultMapKindRows, kind, perCPU)
+		put(faultMapKindRows, uint32(kind), perCPU)
 	}
 	for table := range uint32(fault.MaxTables) {
 		var perCPU []faultCost
