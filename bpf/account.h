@@ -11,6 +11,7 @@
 #include "task.h"
 #include "filter.h"
 #include "look.h"
+#include "stack.h"
 #include "stat.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
@@ -41,8 +42,11 @@ static __always_inline void tally(struct tally *t, const struct fault_record *re
 		__sync_fetch_and_add(&t->minor, 1);
 }
 
-/* Sends the fault in st->rec, or counts why not. */
-static __always_inline void emit(struct task_state *st)
+/*
+ * Sends the fault in st->rec, or counts why not. ctx is the context of the program if the
+ * thread is still in the fault, else NULL.
+ */
+static __always_inline void emit(struct task_state *st, void *ctx)
 {
 	struct fault_record *rec = &st->rec;
 	struct counters *c = counters();
@@ -60,6 +64,9 @@ static __always_inline void emit(struct task_state *st)
 		return;
 	}
 	tally(&c->matched, rec);
+	rec->stack = 0;
+	if (take_stacks && ctx)
+		take_stack(st, ctx);
 	if (count_only) {
 		count_fault(st, current_task());
 		return;
@@ -141,7 +148,7 @@ static __always_inline struct growth finish_unheard(struct task_state *st, struc
 	} else {
 		rec->result = RESULT_INTERRUPTED;
 	}
-	emit(st);
+	emit(st, NULL);
 	return g;
 }
 
@@ -309,7 +316,7 @@ static __always_inline void name_task(struct fault_record *rec, struct task_stru
  * grown; if not, settle_all has just counted it as unseen.
  */
 static __always_inline void end(struct task_state *st, struct task_struct *task, __u8 result,
-				bool major)
+				bool major, void *ctx)
 {
 	struct growth g = take_growth(st, task);
 	struct fault_record *rec = &st->rec;
@@ -335,6 +342,6 @@ static __always_inline void end(struct task_state *st, struct task_struct *task,
 		if (result == RESULT_OK)
 			remember(st, task);
 	}
-	emit(st);
+	emit(st, ctx);
 }
 #endif

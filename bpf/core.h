@@ -19,6 +19,7 @@ typedef __u32 __be32;
 typedef __u32 __wsum;
 
 typedef _Bool bool;
+#define offsetof(type, member) __builtin_offsetof(type, member)
 #define true 1
 #define false 0
 
@@ -47,7 +48,7 @@ enum maple_type {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long di, si, dx, cx, r8, r9, ax, ip, sp;
+	unsigned long di, si, dx, cx, r8, r9, ax, bp, ip, sp, cs;
 };
 struct bpf_perf_event_data {
 	struct pt_regs regs;
@@ -64,6 +65,7 @@ struct pt_regs {
 	__u64 regs[31];
 	__u64 sp;
 	__u64 pc;
+	__u64 pstate;
 };
 struct bpf_perf_event_data {
 	struct user_pt_regs regs;
@@ -284,6 +286,7 @@ struct sched_entity {
 };
 
 struct task_struct {
+	void *stack;
 	int pid, tgid;
 	int prio;
 	struct sched_entity se;

@@ -244,7 +244,7 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	label_stack(st, task);
 }
 
-static __always_inline void exit_mm_fault(__u32 ret)
+static __always_inline void exit_mm_fault(void *ctx, __u32 ret)
 {
 	struct task_struct *task = current_task();
 	struct task_state *st = find_state(task);
@@ -272,7 +272,7 @@ static __always_inline void exit_mm_fault(__u32 ret)
 	/* A signal follows, which must not become a second record. */
 	st->raised = st->rec.mode == MODE_USER && result != RESULT_OK && result != RESULT_OOM;
 	/* mm_account_fault: what had to be tried again is major. */
-	end(st, task, result, ret & ret_major || st->last_flags & flag_tried);
+	end(st, task, result, ret & ret_major || st->last_flags & flag_tried, ctx);
 }
 
 /*
@@ -316,7 +316,7 @@ const volatile __u8 arg_count = 4;
 SEC("fexit/handle_mm_fault")
 int fexit_handle_mm_fault(__u64 *ctx)
 {
-	exit_mm_fault(func_arg(ctx, arg_count));
+	exit_mm_fault(ctx, func_arg(ctx, arg_count));
 	return 0;
 }
 
@@ -347,7 +347,7 @@ int kprobe_handle_mm_fault(struct pt_regs *ctx)
 SEC("kretprobe/handle_mm_fault")
 int kretprobe_handle_mm_fault(struct pt_regs *ctx)
 {
-	exit_mm_fault(PT_REGS_RC_CORE(ctx));
+	exit_mm_fault(ctx, PT_REGS_RC_CORE(ctx));
 	return 0;
 }
 
@@ -459,7 +459,7 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 		return;
 	if (!st->ignored)
 		find_vma(st, task, true);
-	end(st, task, RESULT_OK, major);
+	end(st, task, RESULT_OK, major, ctx);
 }
 
 SEC("perf_event")
@@ -554,12 +554,12 @@ int refuse(__u64 *ctx)
 		find_vma_unlocked(st, task);
 	/* What begin_refused begins is in no phase; a variable would make the verifier go twice. */
 	if (st->phase == HANDLING) {
-		end(st, task, result, false);
+		end(st, task, result, false, ctx);
 		return 0;
 	}
 	st->rec.end_ns = st->rec.start_ns;
 	st->rec.result = result;
-	emit(st);
+	emit(st, ctx);
 	return 0;
 }
 

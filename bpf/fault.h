@@ -21,6 +21,7 @@ enum record_type {
 	RECORD_NAME = 2,
 	RECORD_SELFTEST = 3,
 	RECORD_MAX = 4,
+	RECORD_STACK = 5,
 };
 
 enum mode {
@@ -165,6 +166,33 @@ struct fault_record {
 	__u32 image; /* tells the programs of a process apart, and processes with one id */
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
+	__u64 stack; /* id of its stack_record, 0 if it has none */
+};
+
+/* Frames of one kind, and of a whole stack: a power of two. */
+#define MAX_FRAMES 127
+#define MAX_STACK 256
+
+/* The order is that of fault.StackEnd in Go. */
+enum stack_end {
+	STACK_WHOLE,
+	STACK_TRUNCATED,
+	STACK_UNREADABLE,
+	STACK_INCOMPLETE,
+	STACK_NONE,
+};
+
+/* A stack, sent once before the first record that has it. */
+struct stack_record {
+	__u32 type;
+	__u32 pid, host_pid; /* as in a fault_record */
+	__u32 image;
+	__u64 id, check;
+	__u64 time_ns; /* of its first fault */
+	char process[COMM_LEN];
+	__u16 kernel, user; /* frames; those of the kernel come first */
+	__u32 end;	    /* enum stack_end */
+	__u64 frames[MAX_STACK];
 };
 
 struct name_record {
@@ -198,6 +226,8 @@ struct counters {
 	__u64 filtered;
 	__u64 untimed;	    /* records of completions that were not heard of */
 	__u64 unremembered; /* pages for which there was no room in pages_seen */
+	__u64 stackless;    /* faults for whose stack there was no room */
+	__u64 pad[7];	    /* to whole cache lines */
 };
 
 enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
@@ -236,6 +266,8 @@ enum by {
 	BY_ACCESS,
 	BY_MODE,
 	BY_RESULT,
+	BY_STACK,
+	BY_SAMPLE,
 };
 
 #define MAX_STAT_TABLES 4
@@ -245,8 +277,8 @@ struct stat_key {
 	__u32 table;
 	__u32 id;    /* pid, tid, uid, CPU or the value of an enum */
 	__u64 value; /* pid of a thread, address of a page or a mapping (a stack's end), id of a
-			cgroup */
-	struct name_key file;
+			cgroup or a stack */
+	struct name_key file; /* of a sample: ino is the pid, dev the kind, mount whether major */
 	char name[COMM_LEN];
 	__u8 label;
 	__u8 pad[7];

@@ -227,6 +227,16 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 	case BY_RESULT:
 		key->id = rec->result;
 		break;
+	case BY_SAMPLE:
+		key->id = rec->tid;
+		key->file.ino = rec->pid;
+		key->file.dev = rec->known & KNOWN_KIND ? rec->kind : KIND_UNKNOWN;
+		key->file.mount = rec->major;
+		__builtin_memcpy(key->name, rec->comm, COMM_LEN);
+		/* fall through */
+	case BY_STACK:
+		key->value = rec->stack;
+		break;
 	}
 }
 

@@ -7,6 +7,8 @@ import "time"
 type Batch struct {
 	// Faults in the order in which they were complete.
 	Faults []Fault
+	// Stacks are those that faults of this batch or of later ones are the first to have.
+	Stacks []RawStack
 	// Lost holds what has been lost since the last batch, by cause.
 	Lost []Loss
 }
@@ -37,6 +39,8 @@ type Counters struct {
 	// Unremembered is how many faults found no room in the memory of pages, so that Again
 	// is not known of them.
 	Unremembered uint64
+	// Stackless is how many faults have no stack since there was no room for one more.
+	Stackless uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.
 	Minor, Major, Failed uint64
 }

@@ -67,6 +67,11 @@ type Fault struct {
 	// the same id.
 	Image uint32
 
+	// StackID is that of the stack, 0 if none was taken.
+	StackID uint64
+	// Stack is the same with names, if somebody has named it.
+	Stack *Stack
+
 	// Cause is why a fault ended with SIGSEGV, NoCause for others.
 	Cause Cause
 

@@ -19,10 +19,14 @@ const (
 	ByAccess
 	ByMode
 	ByResult
+	// ByStack: each stack, which belongs to one program of one process.
+	ByStack
+	// BySample: a thread's faults with a stack, of a kind, major or not.
+	BySample
 )
 
 var byNames = [...]string{
-	"process", "thread", "kind", "file", "mapping", "page", "cgroup", "uid", "cpu", "access", "mode", "result",
+	"process", "thread", "kind", "file", "mapping", "page", "cgroup", "uid", "cpu", "access", "mode", "result", "stack", "sample",
 }
 
 func (b By) String() string { return name(byNames[:], b) }
@@ -44,7 +48,7 @@ type Key struct {
 	// ID is a process, thread, user or CPU, or the value of a Kind, Access, Mode or Result.
 	ID uint32
 	// Value is the process of a thread, the address of a page or of the mapping's start,
-	// or the id of a cgroup v2 (the inode of its folder).
+	// the id of a cgroup v2 (the inode of its folder), or that of a stack.
 	Value uint64
 	// End is that of a mapping that is a stack, whose start moves: Value is 0 then.
 	End uint64
@@ -54,6 +58,10 @@ type Key struct {
 	// only in [Rows.Names].
 	Label string
 	File  FileKey
+	// Process, Kind and Major are of a sample, whose thread is ID.
+	Process uint32
+	Kind    Kind
+	Major   bool
 }
 
 // FileKey is what a row by file or mapping is of.
@@ -120,4 +128,6 @@ type Rows struct {
 	// Names are the labels of files as far as the keys of rows do not have them: a name
 	// may come, or change, after its row was made, which is the same row all the time.
 	Names map[FileKey]string
+	// Stacks are those of rows that are in no batch and in no earlier Rows.
+	Stacks []RawStack
 }

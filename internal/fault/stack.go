@@ -83,6 +83,21 @@ type Stack struct {
 	End    StackEnd
 }
 
+// RawStack is a stack before anybody has named its frames.
+type RawStack struct {
+	// ID is that of [Fault.StackID], never 0.
+	ID uint64
+	// Time is when the first fault with it was complete, in nanoseconds of CLOCK_MONOTONIC.
+	Time uint64
+	// PID, HostPID, Image and Process are those of a [Fault].
+	PID, HostPID, Image uint32
+	Process             Comm
+	// Kernel and User are instructions, the innermost first: where the fault was taken, and
+	// those to return to. They are the holder's to keep.
+	Kernel, User []uint64
+	End          StackEnd
+}
+
 // StackSample is what the faults of one thread, of one kind, with one stack cost.
 type StackSample struct {
 	Stack         *Stack

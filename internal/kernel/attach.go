@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,6 +50,7 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
 	spec.Maps[faultMapStatRows].MaxEntries = uint32(p.StatRows)
 	spec.Maps[faultMapPagesSeen].MaxEntries = uint32(p.Pages)
+	spec.Maps[faultMapStacks].MaxEntries = uint32(p.Stacks)
 	if p.TaskStorage {
 		spec.Maps[faultMapStatesByTask].MaxEntries = 1
 		return nil
@@ -71,7 +73,7 @@ func identifyTool(spec *ebpf.CollectionSpec) error {
 		ns = 0
 	}
 	for name, value := range map[string]any{
-		faultVarSelfTgid: uint32(os.Getpid()), faultVarObserverPidns: ns,
+		faultVarSelfTgid: uint32(os.Getpid()), faultVarObserverPidns: ns, faultVarStackSeed: rand.Uint64(),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("setting variable %q: %w", name, err)

@@ -18,6 +18,7 @@ const (
 	recordName     = 2
 	recordSelftest = 3
 	recordMax      = 4
+	recordStack    = 5
 
 	// In place of a table's number in the key of a row.
 	tableKinds  = 254
@@ -74,6 +75,8 @@ type decoder struct {
 	longest map[faultStatKey]uint64
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
+	// stacks have come and were not handed on yet.
+	stacks []fault.RawStack
 	// selftest holds the last record of that type.
 	selftest *fault.Fault
 }
@@ -106,6 +109,8 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 			r := (*faultMaxRecord)(unsafe.Pointer(&raw[0]))
 			d.longest[r.Key] = max(d.longest[r.Key], r.Ns)
 		}
+	case recordStack:
+		d.addStack(raw)
 	case recordFault:
 		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {
 			return d.fault((*faultFaultRecord)(unsafe.Pointer(&raw[0]))), true
@@ -120,6 +125,32 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 		}
 	}
 	return fault.Fault{}, false
+}
+
+// addStack keeps a stack, whose record is as long as its frames need.
+func (d *decoder) addStack(raw []byte) {
+	var head faultStackRecord
+	const frameSize = unsafe.Sizeof(head.Frames[0])
+	if uintptr(len(raw)) < unsafe.Offsetof(head.Frames) {
+		return
+	}
+	r := (*faultStackRecord)(unsafe.Pointer(&raw[0])) // only what is in raw may be read
+	kernel, user := int(r.Kernel), int(r.User)
+	if n := kernel + user; n > len(head.Frames) || uintptr(len(raw)) < unsafe.Offsetof(head.Frames)+uintptr(n)*frameSize {
+		return
+	}
+	frames := slices.Clone(unsafe.Slice(&r.Frames[0], kernel+user))
+	d.stacks = append(d.stacks, fault.RawStack{
+		ID: r.Id, Time: r.TimeNs, PID: r.Pid, HostPID: r.HostPid, Image: r.Image, Process: *(*fault.Comm)(unsafe.Pointer(&r.Process)),
+		Kernel: frames[:kernel:kernel], User: frames[kernel:], End: fault.StackEnd(r.End),
+	})
+}
+
+// takeStacks hands on what has come since the last call.
+func (d *decoder) takeStacks() []fault.RawStack {
+	s := d.stacks
+	d.stacks = nil
+	return s
 }
 
 func (d *decoder) addName(r *faultNameRecord) {
@@ -176,6 +207,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Cause:    fault.Cause(r.Cause),
 		Again:    r.Again != 0,
 		Image:    r.Image,
+		StackID:  r.Stack,
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages, Folio: r.Folio,

@@ -58,6 +58,8 @@ type faultCounters struct {
 	Filtered     uint64
 	Untimed      uint64
 	Unremembered uint64
+	Stackless    uint64
+	Pad          [7]uint64
 }
 
 type faultExePattern struct {
@@ -113,6 +115,7 @@ type faultFaultRecord struct {
 	Image        uint32
 	Comm         [16]int8
 	Process      [16]int8
+	Stack        uint64
 }
 
 type faultKindRow struct {
@@ -153,6 +156,22 @@ type faultPageKey struct {
 	ExecId uint32
 	Born   uint64
 	Page   uint64
+}
+
+type faultStackRecord struct {
+	_       structs.HostLayout
+	Type    uint32
+	Pid     uint32
+	HostPid uint32
+	Image   uint32
+	Id      uint64
+	Check   uint64
+	TimeNs  uint64
+	Process [16]int8
+	Kernel  uint16
+	User    uint16
+	End     uint32
+	Frames  [256]uint64
 }
 
 type faultStatKey struct {
@@ -218,6 +237,8 @@ const (
 	faultMapOtherRows                = "other_rows"
 	faultMapPagesSeen                = "pages_seen"
 	faultMapRecords                  = "records"
+	faultMapStackScratch             = "stack_scratch"
+	faultMapStacks                   = "stacks"
 	faultMapStatRows                 = "stat_rows"
 	faultMapStates                   = "states"
 	faultMapStatesByTask             = "states_by_task"
@@ -273,6 +294,7 @@ const (
 	faultVarFlagVmaLock              = "flag_vma_lock"
 	faultVarFlagWrite                = "flag_write"
 	faultVarFollowChildren           = "follow_children"
+	faultVarHasTaskPtRegs            = "has_task_pt_regs"
 	faultVarMaxRecordType            = "max_record_type"
 	faultVarMinLatencyNs             = "min_latency_ns"
 	faultVarNameRecordType           = "name_record_type"
@@ -291,10 +313,13 @@ const (
 	faultVarSelfTgid                 = "self_tgid"
 	faultVarSelftestEnd              = "selftest_end"
 	faultVarSelftestStart            = "selftest_start"
+	faultVarStackRecordType          = "stack_record_type"
+	faultVarStackSeed                = "stack_seed"
 	faultVarStatTables               = "stat_tables"
 	faultVarSwitchHasState           = "switch_has_state"
 	faultVarTableLevels              = "table_levels"
 	faultVarTablesBy                 = "tables_by"
+	faultVarTakeStacks               = "take_stacks"
 	faultVarTaskStorage              = "task_storage"
 	faultVarTraceSelf                = "trace_self"
 	faultVarWakeBytes                = "wake_bytes"
@@ -382,6 +407,8 @@ type faultMapSpecs struct {
 	OtherRows    *ebpf.MapSpec `ebpf:"other_rows"`
 	PagesSeen    *ebpf.MapSpec `ebpf:"pages_seen"`
 	Records      *ebpf.MapSpec `ebpf:"records"`
+	StackScratch *ebpf.MapSpec `ebpf:"stack_scratch"`
+	Stacks       *ebpf.MapSpec `ebpf:"stacks"`
 	StatRows     *ebpf.MapSpec `ebpf:"stat_rows"`
 	States       *ebpf.MapSpec `ebpf:"states"`
 	StatesByTask *ebpf.MapSpec `ebpf:"states_by_task"`
@@ -422,6 +449,7 @@ type faultVariableSpecs struct {
 	FlagVmaLock     *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
 	FlagWrite       *ebpf.VariableSpec `ebpf:"flag_write"`
 	FollowChildren  *ebpf.VariableSpec `ebpf:"follow_children"`
+	HasTaskPtRegs   *ebpf.VariableSpec `ebpf:"has_task_pt_regs"`
 	MaxRecordType   *ebpf.VariableSpec `ebpf:"max_record_type"`
 	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
@@ -440,10 +468,13 @@ type faultVariableSpecs struct {
 	SelfTgid        *ebpf.VariableSpec `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.VariableSpec `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.VariableSpec `ebpf:"selftest_start"`
+	StackRecordType *ebpf.VariableSpec `ebpf:"stack_record_type"`
+	StackSeed       *ebpf.VariableSpec `ebpf:"stack_seed"`
 	StatTables      *ebpf.VariableSpec `ebpf:"stat_tables"`
 	SwitchHasState  *ebpf.VariableSpec `ebpf:"switch_has_state"`
 	TableLevels     *ebpf.VariableSpec `ebpf:"table_levels"`
 	TablesBy        *ebpf.VariableSpec `ebpf:"tables_by"`
+	TakeStacks      *ebpf.VariableSpec `ebpf:"take_stacks"`
 	TaskStorage     *ebpf.VariableSpec `ebpf:"task_storage"`
 	TraceSelf       *ebpf.VariableSpec `ebpf:"trace_self"`
 	WakeBytes       *ebpf.VariableSpec `ebpf:"wake_bytes"`
@@ -482,6 +513,8 @@ type faultMaps struct {
 	OtherRows    *ebpf.Map `ebpf:"other_rows"`
 	PagesSeen    *ebpf.Map `ebpf:"pages_seen"`
 	Records      *ebpf.Map `ebpf:"records"`
+	StackScratch *ebpf.Map `ebpf:"stack_scratch"`
+	Stacks       *ebpf.Map `ebpf:"stacks"`
 	StatRows     *ebpf.Map `ebpf:"stat_rows"`
 	States       *ebpf.Map `ebpf:"states"`
 	StatesByTask *ebpf.Map `ebpf:"states_by_task"`
@@ -499,6 +532,8 @@ func (m *faultMaps) Close() error {
 		m.OtherRows,
 		m.PagesSeen,
 		m.Records,
+		m.StackScratch,
+		m.Stacks,
 		m.StatRows,
 		m.States,
 		m.StatesByTask,
@@ -540,6 +575,7 @@ type faultVariables struct {
 	FlagVmaLock     *ebpf.Variable `ebpf:"flag_vma_lock"`
 	FlagWrite       *ebpf.Variable `ebpf:"flag_write"`
 	FollowChildren  *ebpf.Variable `ebpf:"follow_children"`
+	HasTaskPtRegs   *ebpf.Variable `ebpf:"has_task_pt_regs"`
 	MaxRecordType   *ebpf.Variable `ebpf:"max_record_type"`
 	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
 	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
@@ -558,10 +594,13 @@ type faultVariables struct {
 	SelfTgid        *ebpf.Variable `ebpf:"self_tgid"`
 	SelftestEnd     *ebpf.Variable `ebpf:"selftest_end"`
 	SelftestStart   *ebpf.Variable `ebpf:"selftest_start"`
+	StackRecordType *ebpf.Variable `ebpf:"stack_record_type"`
+	StackSeed       *ebpf.Variable `ebpf:"stack_seed"`
 	StatTables      *ebpf.Variable `ebpf:"stat_tables"`
 	SwitchHasState  *ebpf.Variable `ebpf:"switch_has_state"`
 	TableLevels     *ebpf.Variable `ebpf:"table_levels"`
 	TablesBy        *ebpf.Variable `ebpf:"tables_by"`
+	TakeStacks      *ebpf.Variable `ebpf:"take_stacks"`
 	TaskStorage     *ebpf.Variable `ebpf:"task_storage"`
 	TraceSelf       *ebpf.Variable `ebpf:"trace_self"`
 	WakeBytes       *ebpf.Variable `ebpf:"wake_bytes"`

@@ -92,6 +92,9 @@ type Features struct {
 	NUMAHints bool
 	// SwitchHasState: sched_switch hands over the state of the task that leaves (5.18).
 	SwitchHasState bool
+	// TaskPTRegs: bpf_task_pt_regs (5.15), which tells with what registers a thread has left
+	// user mode.
+	TaskPTRegs bool
 	// TaskStorage: task-local storage in tracing programs (5.13).
 	TaskStorage bool
 	// Witness is whether page tables can be read, and PageTables how.

@@ -205,6 +205,7 @@ func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 			l.batch.Faults = append(l.batch.Faults, f)
 		}
 	}
+	l.batch.Stacks = l.decoder.takeStacks()
 	return &l.batch, l.upkeep()
 }
 
@@ -303,6 +304,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Filtered += c.Filtered
 		out.Untimed += c.Untimed
 		out.Unremembered += c.Unremembered
+		out.Stackless += c.Stackless
 		unknown += c.Matched.Unknown - c.LostRing.Unknown
 		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed + c.LostRing.Unknown
 		children += c.LostChildren

@@ -25,6 +25,8 @@ type Options struct {
 	RingBytes int
 	// Again remembers pages, to tell which fault again.
 	Again bool
+	// Stacks takes the stack of each fault.
+	Stacks bool
 	// PFN tells the frame and the node of each page, for which the caller needs
 	// CAP_SYS_ADMIN.
 	PFN bool
@@ -45,6 +47,8 @@ const (
 	defaultRingBytes = 8 << 20
 	// maxPages is how many pages are remembered: 4 GiB of memory, in about 80 MiB.
 	maxPages = 1 << 20
+	// maxStacks is how many different stacks are told apart, in about 5 MiB.
+	maxStacks = 1 << 16
 	// The reader, which looks by itself every 50 ms, is woken when this part of the
 	// ring is full, or this many bytes.
 	wakeFraction = 8
@@ -65,6 +69,8 @@ type Plan struct {
 	StatRows int
 	// Pages is how many pages are remembered.
 	Pages int
+	// Stacks is how many different stacks there may be.
+	Stacks int
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
 	// PTEFault is the function whose struct vm_fault the self-test is compared with,
@@ -204,6 +210,10 @@ func statRows(tables []fault.By) int {
 		switch by {
 		case fault.ByPage:
 			rows += 1 << 18
+		case fault.ByStack:
+			rows += maxStacks
+		case fault.BySample:
+			rows += 2 * maxStacks
 		case fault.ByMapping, fault.ByThread, fault.ByFile, fault.ByProcess:
 			rows += 1 << 14
 		default:
@@ -236,6 +246,9 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	}
 	if opt.Again {
 		p.Pages = maxPages
+	}
+	if p.Stacks = 1; opt.Stacks {
+		p.Stacks = maxStacks
 	}
 	if f.PTEFault.OK {
 		p.PTEFault = handlePTEFault
@@ -317,6 +330,8 @@ func (f *Features) variables(opt Options) (map[string]any, error) {
 		faultVarSwitchHasState:  f.SwitchHasState,
 		faultVarCountOnly:       opt.CountOnly,
 		faultVarRememberPages:   opt.Again,
+		faultVarTakeStacks:      opt.Stacks,
+		faultVarHasTaskPtRegs:   f.TaskPTRegs,
 		faultVarStatTables:      uint8(len(opt.Tables)),
 	}
 	var tables [fault.MaxTables]uint8

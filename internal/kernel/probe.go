@@ -45,6 +45,7 @@ func Probe(hooks ...Hook) (Features, System) {
 	f.TaskStorage = features.HaveMapType(ebpf.TaskStorage) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnTaskStorageGet) == nil &&
 		features.HaveProgramHelper(ebpf.RawTracepoint, asm.FnGetCurrentTaskBtf) == nil
+	f.TaskPTRegs = f.TaskStorage && features.HaveProgramHelper(ebpf.PerfEvent, asm.FnTaskPtRegs) == nil
 	f.PageTables, f.Witness = probePageTables()
 	numa, err := process.BalancesNUMA()
 	f.NUMAHints = numa || err != nil

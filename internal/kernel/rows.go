@@ -42,6 +42,7 @@ func (l *Live) Rows() (*fault.Rows, error) {
 		l.decoder.raiseMax(&out.Tables[i].Other, &faultStatKey{Table: tableOthers, Id: uint32(i)})
 	}
 	l.fillTables(out, found)
+	out.Stacks = l.decoder.takeStacks()
 	return out, nil
 }
 
@@ -158,6 +159,9 @@ func (d *decoder) key(by fault.By, k *faultStatKey) fault.Key {
 		key.Label = name.label
 	}
 	switch by {
+	case fault.BySample:
+		key.Label = ""
+		key.Process, key.Kind, key.Major = uint32(k.File.Ino), fault.Kind(k.File.Dev), k.File.Mount != 0
 	case fault.ByFile:
 		if k.Label == labelThreadStack {
 			key.Label = "[thread stacks]"

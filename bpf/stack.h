@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Stacks of faults. Each different one is sent once, and records and rows name it by an id.
+ *
+ * The user part is walked by frame pointers here and not by bpf_get_stack, which does not
+ * say why it ends: at the outermost frame, at memory that is not resident (nothing is
+ * faulted in for it, and a tracer of faults meets such memory more than others), or where
+ * code keeps no frame pointers.
+ */
+#ifndef FAULTSNOOP_STACK_H
+#define FAULTSNOOP_STACK_H
+
+#include "core.h"
+#include "ring.h"
+#include "task.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+const volatile bool take_stacks;
+
+/* Linux 5.15: bpf_task_pt_regs */
+const volatile bool has_task_pt_regs;
+
+/*
+ * A different number in each run, so that no process can make stacks whose ids meet. Both
+ * halves of an id are mixed with it.
+ */
+const volatile __u64 stack_seed;
+
+/* Puts the type into BTF, from which the Go side is made. */
+struct stack_record *stack_record_type __attribute__((unused));
+
+/*
+ * The stacks that were sent: id to a second hash of the same frames. Whoever finds another
+ * one at his id takes the next.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1); /* set by user space */
+	__type(key, __u64);
+	__type(value, __u64);
+} stacks SEC(".maps");
+
+/* Where a stack is put together. All programs that complete a fault cannot be preempted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct stack_record);
+} stack_scratch SEC(".maps");
+
+struct user_regs {
+	__u64 ip, sp, fp;
+	bool compat; /* words have 4 bytes */
+};
+
+/* The stack of a task in the kernel, of machines with pages of 4 KiB. */
+#define THREAD_SIZE (16 << 10)
+#define USER32_CS 0x23
+
+/* The registers with which the thread has left user mode. */
+static __always_inline bool read_user_regs(struct task_struct *task, struct user_regs *to)
+{
+	struct pt_regs *regs;
+
+	if (has_task_pt_regs)
+		regs = (void *)bpf_task_pt_regs(task);
+	else
+		regs = READ_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs);
+#if defined(__TARGET_ARCH_x86)
+	__u64 cs = BPF_CORE_READ(regs, cs);
+
+	to->ip = BPF_CORE_READ(regs, ip);
+	to->sp = BPF_CORE_READ(regs, sp);
+	to->fp = BPF_CORE_READ(regs, bp);
+	to->compat = cs == USER32_CS;
+	return (cs & 3) == 3;
+#else
+	__u64 pstate = BPF_CORE_READ(regs, pstate);
+
+	to->ip = BPF_CORE_READ(regs, pc);
+	to->sp = BPF_CORE_READ(regs, sp);
+	to->fp = BPF_CORE_READ(regs, regs[29]);
+	/* PSR_MODE32_BIT, whose frames are of several kinds. */
+	to->compat = pstate & 0x10;
+	return !(pstate & 0xf) && !to->compat;
+#endif
+}
+
+/* A frame pointer leads to the caller's and to the address to return to. */
+struct link {
+	__u64 fp, ip;
+};
+
+static __always_inline long read_link(const struct user_regs *regs, struct link *link)
+{
+	__u32 words[2];
+	long err;
+
+	if (!regs->compat)
+		return bpf_probe_read_user(link, sizeof(*link), (void *)regs->fp);
+	err = bpf_probe_read_user(words, sizeof(words), (void *)regs->fp);
+	link->fp = words[0];
+	link->ip = words[1];
+	return err;
+}
+
+/* What a stack may be at most from one frame to the next. */
+#define MAX_FRAME (64ULL << 20)
+
+static __always_inline void add_frame(struct stack_record *rec, __u64 ip)
+{
+	__u32 n = rec->kernel + rec->user;
+
+	rec->frames[n & (MAX_STACK - 1)] = ip;
+	rec->user++;
+	rec->id = (rec->id ^ ip) * 0x9e3779b97f4a7c15ULL;
+	rec->check = (rec->check + ip) * 0xd6e8feb86659fd93ULL;
+	rec->id ^= rec->id >> 29;
+	rec->check ^= rec->check >> 32;
+}
+
+/* The frames of user mode, and how they end. */
+static __always_inline void walk_user(struct stack_record *rec, struct user_regs *regs)
+{
+	__u64 last = regs->sp;
+	struct link link;
+
+	add_frame(rec, regs->ip);
+	for (int i = 1; i < MAX_FRAMES; i++) {
+		rec->end = STACK_WHOLE;
+		if (!regs->fp)
+			return;
+		rec->end = STACK_INCOMPLETE;
+		if (regs->fp < last || regs->fp - last > MAX_FRAME || regs->fp & 3)
+			return;
+		rec->end = STACK_UNREADABLE;
+		if (read_link(regs, &link))
+			return;
+		rec->end = STACK_WHOLE;
+		if (!link.ip)
+			return;
+		add_frame(rec, link.ip);
+		last = regs->fp + 1;
+		regs->fp = link.fp;
+	}
+	rec->end = STACK_TRUNCATED;
+}
+
+static __always_inline void walk_kernel(struct stack_record *rec, void *ctx)
+{
+	long size = bpf_get_stack(ctx, rec->frames, MAX_FRAMES * sizeof(__u64), 0);
+
+	if (size <= 0)
+		return;
+	for (int i = 0; i < MAX_FRAMES; i++) {
+		if (i * (long)sizeof(__u64) >= size)
+			return;
+		add_frame(rec, rec->frames[i]);
+	}
+}
+
+#define STACK_PROBES 4
+
+/*
+ * Finds the id of a stack and sends the stack if it is new. Returns 0 if there is no room
+ * for one more.
+ */
+static __always_inline __u64 intern(struct stack_record *rec)
+{
+	__u32 size = (rec->kernel + rec->user) & (MAX_STACK - 1);
+
+	for (int i = 0; i < STACK_PROBES; i++) {
+		__u64 id = rec->id + i, *check;
+
+		/* 0 is none. */
+		if (!id)
+			continue;
+		check = bpf_map_lookup_elem(&stacks, &id);
+		if (check && *check == rec->check)
+			return id;
+		if (check)
+			continue;
+		/* Another CPU may be about to send it too, which does no harm. */
+		rec->id = id;
+		if (bpf_ringbuf_output(&records, rec,
+				       offsetof(struct stack_record, frames) + size * sizeof(__u64),
+				       wakeup()))
+			return 0;
+		if (bpf_map_update_elem(&stacks, &id, &rec->check, BPF_NOEXIST)) {
+			check = bpf_map_lookup_elem(&stacks, &id);
+			if (!check)
+				return 0;
+			if (*check != rec->check)
+				continue;
+		}
+		return id;
+	}
+	return 0;
+}
+
+/* Takes the stack of the fault that ctx, the context of a program, is about. */
+static __noinline int take_stack(struct task_state *st, void *ctx)
+{
+	struct task_struct *task = current_task();
+	struct fault_record *fault = &st->rec;
+	struct user_regs regs = {};
+	struct stack_record *rec;
+	__u32 zero = 0;
+
+	rec = bpf_map_lookup_elem(&stack_scratch, &zero);
+	if (!rec)
+		return 0;
+	rec->type = RECORD_STACK;
+	rec->pid = fault->pid;
+	rec->host_pid = fault->host_pid;
+	rec->image = fault->image;
+	rec->time_ns = fault->end_ns;
+	__builtin_memcpy(rec->process, fault->process, COMM_LEN);
+	rec->kernel = rec->user = 0;
+	rec->id = stack_seed ^ fault->pid;
+	rec->check = stack_seed ^ (__u64)fault->image << 32;
+	rec->end = STACK_NONE;
+	if (fault->mode != MODE_USER) {
+		walk_kernel(rec, ctx);
+		rec->kernel = rec->user;
+		rec->user = 0;
+	}
+	if (read_user_regs(task, &regs))
+		walk_user(rec, &regs);
+	/* How it ends and where its parts meet are of it too. */
+	rec->id ^= rec->end ^ rec->kernel << 8;
+	fault->stack = intern(rec);
+	if (!fault->stack)
+		count(stackless);
+	return 0;
+}
+
+#endif
