@@ -81,6 +81,9 @@ func (s *Session) mapLargest(owner *perf.Event, cpu int) (*ring, error) {
 // enabled: a fault that has begun before the completions are counted would look as
 // if it had failed.
 func (s *Session) counters() []perf.SoftwareCounter {
+	if s.opt.noFaults {
+		return []perf.SoftwareCounter{perf.Dummy}
+	}
 	c := []perf.SoftwareCounter{minor: perf.MinorPageFaults, major: perf.MajorPageFaults}
 	if s.opt.NoEntries {
 		return append(c, perf.Dummy)
@@ -111,12 +114,12 @@ func (s *Session) openSet(r *ring, id int, onExec bool) (err error) {
 		a.Options.Inherit = s.inherit
 		a.Options.EnableOnExec = onExec
 		k := kind(i)
-		if k == entry {
+		if i == len(s.counters())-1 {
 			// The last one carries the side records too, so that it alone, and not the
 			// counts of completions, is out by those that are lost.
 			o := &a.Options
 			o.Mmap, o.MmapData, o.Mmap2, o.Comm, o.CommExec, o.Task = true, true, true, true, true, true
-			if s.opt.NoEntries {
+			if counter == perf.Dummy {
 				k = tracker
 			}
 		}

@@ -29,6 +29,9 @@ type Options struct {
 	// NoEntries leaves out the events at the beginning of faults. It halves the
 	// traffic; latencies and faults that failed are unknown then.
 	NoEntries bool
+
+	// noFaults leaves out all of them: only processes and their mappings are followed.
+	noFaults bool
 }
 
 // validate refuses what this hook can never answer.
