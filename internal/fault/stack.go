@@ -70,9 +70,11 @@ const (
 	StackIncomplete
 	// StackNone: none was taken.
 	StackNone
+	// StackUntold: the source does not tell why it ends.
+	StackUntold
 )
 
-var stackEndNames = [...]string{"whole", "truncated", "unreadable", "incomplete", "none"}
+var stackEndNames = [...]string{"whole", "truncated", "unreadable", "incomplete", "none", "unknown"}
 
 func (e StackEnd) String() string { return name(stackEndNames[:], e) }
 

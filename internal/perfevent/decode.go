@@ -36,8 +36,9 @@ type record struct {
 	cpu      uint32
 	set      uint32 // which call of openSet the event is from, 0 if not known
 	kind     kind
-	kernel   bool // the CPU was in kernel mode
-	askew    bool // time is not when it happened
+	kernel   bool   // the CPU was in kernel mode
+	askew    bool   // time is not when it happened
+	chain    uint32 // one of decoder.chains, 0 for none
 	side     *side
 }
 
@@ -62,6 +63,13 @@ type side struct {
 // has filled in, be it another program's. Then the id is that event's, and the time
 // is read from that event's clock.
 //
+// With stacks the two completions are longer, and still told by their sizes:
+//
+//	... u64 addr; [u64 stream;] u32 cpu, res; u64 period; u64 n; u64 ips[n];
+//
+// where a major fault has the stream. The first of ips is a mark of its context, a number
+// that no n is.
+//
 // Behind every other record sample_id_all puts
 //
 //	u32 pid, tid; u64 time; [u32 cpu, res;] [u64 id;]
@@ -73,6 +81,7 @@ const (
 	minorSize   = 32
 	entrySize   = minorSize + 8
 	majorSize   = entrySize + 8
+	chainsAt    = majorSize // of a minor fault with a stack; 8 more of a major one
 	trailerSize = 24
 	idSize      = 8
 
@@ -88,6 +97,46 @@ type decoder struct {
 	// sets says which call of openSet an id comes from. If it is nil samples have no id.
 	sets map[uint64]uint32
 	got  [2]uint64 // samples of minor and of major so far
+	// chains are the stacks of samples, if these have any, and chainOf their places there.
+	// The first one stands for none.
+	chains  [][]uint64
+	chainOf map[string]uint32
+}
+
+// maxChains bounds the memory for stacks.
+const maxChains = 1 << 15
+
+// takeChains has samples decoded that have stacks.
+func (d *decoder) takeChains() { d.chains, d.chainOf = make([][]uint64, 1), map[string]uint32{} }
+
+// chain keeps the stack of a sample, whose bytes b are. 0 says that there is no room.
+func (d *decoder) chain(b []byte) uint32 {
+	if c, ok := d.chainOf[string(b)]; ok {
+		return c
+	}
+	if len(d.chains) >= maxChains {
+		return 0
+	}
+	c := uint32(len(d.chains))
+	ips := make([]uint64, len(b)/8)
+	for i := range ips {
+		ips[i] = u64(b, 8*i)
+	}
+	d.chains = append(d.chains, ips)
+	d.chainOf[string(b)] = c
+	return c
+}
+
+// chainFrom is where the stack of a sample begins, behind its length, and whose it is.
+func chainFrom(b []byte) (at int, k kind, ok bool) {
+	const longer = chainsAt + 8
+	if len(b) >= longer+8 && u64(b, longer) == uint64(len(b)-longer-8)/8 {
+		return longer + 8, major, true
+	}
+	if len(b) >= chainsAt+8 && u64(b, chainsAt) == uint64(len(b)-chainsAt-8)/8 {
+		return chainsAt + 8, minor, true
+	}
+	return 0, 0, false
 }
 
 func (d *decoder) idSize() int {
@@ -157,14 +206,25 @@ func (d *decoder) sample(misc uint16, b []byte, rec *record) (bool, error) {
 		rec.set = d.sets[u64(b, 0)]
 		b = b[idSize:]
 	}
-	switch len(b) {
-	case minorSize:
+	at, chained := 0, kind(0)
+	if d.chains != nil && len(b) != entrySize {
+		var ok bool
+		if at, chained, ok = chainFrom(b); !ok {
+			return false, fmt.Errorf("decoding a sample with a stack: %d bytes", len(b))
+		}
+	}
+	switch {
+	case at != 0:
+		rec.kind = chained
+		d.got[chained]++
+		rec.chain = d.chain(b[at:])
+	case len(b) == minorSize:
 		rec.kind = minor
 		d.got[minor]++
-	case majorSize:
+	case len(b) == majorSize:
 		rec.kind = major
 		d.got[major]++
-	case entrySize:
+	case len(b) == entrySize:
 		rec.kind = entry
 	default:
 		return false, fmt.Errorf("decoding a sample: %d bytes", len(b))

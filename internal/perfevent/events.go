@@ -28,14 +28,17 @@ type event struct {
 // attr is the configuration that all events share. See decode.go for the layout of
 // the records that result.
 func (s *Session) attr(counter perf.SoftwareCounter) perf.Attr {
+	chain := s.decoder.chains != nil && counter != perf.PageFaults && counter != perf.Dummy
 	return perf.Attr{
 		Type:   perf.SoftwareEvent,
 		Config: uint64(counter),
 		SampleFormat: perf.SampleFormat{
 			IP: true, Tid: true, Time: true, Addr: true,
 			Identifier: s.decoder.sets != nil,
-			CPU:        counter != perf.MinorPageFaults,
-			Period:     counter == perf.MajorPageFaults,
+			CPU:        counter != perf.MinorPageFaults || chain,
+			Period:     counter == perf.MajorPageFaults || chain,
+			StreamID:   counter == perf.MajorPageFaults && chain,
+			Callchain:  chain,
 		},
 		ClockID: unix.CLOCK_MONOTONIC,
 		Options: perf.Options{

@@ -29,6 +29,8 @@ type Options struct {
 	// NoEntries leaves out the events at the beginning of faults. It halves the
 	// traffic; latencies and faults that failed are unknown then.
 	NoEntries bool
+	// Stacks takes the stack of each completed fault.
+	Stacks bool
 
 	// noFaults leaves out all of them: only processes and their mappings are followed.
 	noFaults bool
@@ -111,6 +113,10 @@ func newSession(opt Options) *Session {
 	// A kind is known when the mapping has been looked up, which only what matches else
 	// is worth.
 	s.opt.Filter.Kinds = nil
+	if opt.Stacks {
+		s.decoder.takeChains()
+		s.stacks = map[stackKey]uint64{}
+	}
 	s.tasks = newTasks(s.readProc, list, flt.Children)
 	for _, tid := range flt.TIDs {
 		s.onlyTIDs[tid] = true

@@ -60,6 +60,9 @@ type Session struct {
 	numa     cached[bool] // NUMA balancing may be on
 	audit    audit
 
+	// stacks are those that have been handed on, by their ids.
+	stacks map[stackKey]uint64
+
 	batch fault.Batch
 	tally fault.Counters // since the batch began; added to counted at its end
 	polls []unix.PollFd
@@ -105,7 +108,7 @@ func (s *Session) Next(ctx context.Context) (*fault.Batch, error) {
 			return nil, err
 		}
 	}
-	s.batch.Faults, s.batch.Lost = s.batch.Faults[:0], s.batch.Lost[:0]
+	s.batch.Faults, s.batch.Lost, s.batch.Stacks = s.batch.Faults[:0], s.batch.Lost[:0], nil
 	if err := s.audit.before(s); err != nil {
 		return nil, err
 	}
@@ -215,7 +218,7 @@ func (s *Session) sample(rec *record) {
 		f.Known |= fault.HasLatency
 		f.Latency = latency
 	}
-	if s.deliver(t, f) && !timed && !s.opt.NoEntries {
+	if s.deliver(t, f, rec) && !timed && !s.opt.NoEntries {
 		s.tally.Untimed++
 	}
 }
@@ -224,7 +227,7 @@ func (s *Session) sample(rec *record) {
 // and which, is not known.
 func (s *Session) fail(t *task, fl flight) {
 	if fl.up {
-		s.deliver(t, s.record(t, &fl.record))
+		s.deliver(t, s.record(t, &fl.record), &fl.record)
 	}
 }
 
@@ -246,7 +249,7 @@ func (s *Session) record(t *task, rec *record) *fault.Fault {
 
 // deliver counts the last fault of the batch if it matches, and takes it out again if
 // it does not or is left out by sampling.
-func (s *Session) deliver(t *task, f *fault.Fault) (matches bool) {
+func (s *Session) deliver(t *task, f *fault.Fault, rec *record) (matches bool) {
 	last := len(s.batch.Faults) - 1
 	matches = s.matches(t, f)
 	if matches && len(s.kinds) > 0 {
@@ -272,6 +275,7 @@ func (s *Session) deliver(t *task, f *fault.Fault) (matches bool) {
 		return true
 	}
 	s.identify(t, f)
+	s.stack(t, f, rec)
 	if len(s.kinds) == 0 {
 		s.locate(t.proc, f)
 	}
@@ -285,6 +289,7 @@ func (s *Session) publish() {
 	s.counted.Seen += s.tally.Seen
 	s.counted.Filtered += s.tally.Filtered
 	s.counted.Untimed += s.tally.Untimed
+	s.counted.Stackless += s.tally.Stackless
 	s.counted.Minor += s.tally.Minor
 	s.counted.Major += s.tally.Major
 	s.tally = fault.Counters{}

@@ -1,0 +1,68 @@
+package perfevent
+
+import "faultsnoop/internal/fault"
+
+// stackKey is a stack of one program of one process.
+type stackKey struct {
+	pid, image, chain uint32
+}
+
+// Marks between the parts of a stack (enum perf_callchain_context); all of them are above
+// any address.
+const (
+	contextKernel = ^uint64(128 - 1)
+	contextUser   = ^uint64(512 - 1)
+	contextMax    = ^uint64(4095 - 1)
+)
+
+// stack gives a fault the id of its stack, and hands the stack on if it is new.
+func (s *Session) stack(t *task, f *fault.Fault, rec *record) {
+	if s.stacks == nil {
+		return
+	}
+	if rec.chain == 0 {
+		if rec.kind != entry { // what has not completed has none
+			s.tally.Stackless++
+		}
+		return
+	}
+	key := stackKey{f.PID, t.proc.image, rec.chain}
+	id, known := s.stacks[key]
+	if !known {
+		if len(s.stacks) >= maxChains {
+			s.tally.Stackless++
+			return
+		}
+		id = uint64(len(s.stacks)) + 1
+		s.stacks[key] = id
+		raw := splitChain(s.decoder.chains[rec.chain])
+		raw.ID, raw.Time, raw.PID, raw.Image, raw.Process = id, f.End, f.PID, f.Image, f.Process
+		s.batch.Stacks = append(s.batch.Stacks, raw)
+	}
+	f.StackID = id
+}
+
+// splitChain divides what the kernel has written (perf_callchain in
+// kernel/events/callchain.c). It does not say why it ends, but for its length.
+func splitChain(ips []uint64) fault.RawStack {
+	const maxStack = 127 // kernel.perf_event_max_stack, unless it was changed
+	raw := fault.RawStack{End: fault.StackUntold}
+	context := contextUser
+	for _, ip := range ips {
+		switch {
+		case ip >= contextMax:
+			context = ip
+		case context == contextKernel:
+			raw.Kernel = append(raw.Kernel, ip)
+		case context == contextUser:
+			raw.User = append(raw.User, ip)
+		}
+	}
+	if len(raw.User) >= maxStack {
+		raw.End = fault.StackTruncated
+	}
+	if len(raw.User)+len(raw.Kernel) == 0 {
+		raw.End = fault.StackNone
+	}
+	return raw
+}
