@@ -18,10 +18,11 @@ const volatile bool count_only;
 const volatile __u8 tables_by[MAX_STAT_TABLES];
 const volatile __u8 stat_tables;
 
-/* One for each enum kind. */
+/* One for each enum kind on each CPU; mapped, as counts are. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, KINDS);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, KINDS); /* for one CPU; set by user space */
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct kind_row);
 } kind_rows SEC(".maps");
@@ -33,10 +34,11 @@ struct {
 	__type(value, struct cost);
 } stat_rows SEC(".maps");
 
-/* The rows of each table for what found no room. */
+/* The rows of each table, on each CPU, for what found no room. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_STAT_TABLES);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STAT_TABLES); /* for one CPU; set by user space */
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct cost);
 } other_rows SEC(".maps");
@@ -150,8 +152,8 @@ static __always_inline __u32 bucket_of(__u64 ns)
 static __always_inline void count_kind(const struct fault_record *rec, const struct share *s)
 {
 	__u32 kind = rec->known & KNOWN_KIND ? rec->kind : KIND_UNKNOWN;
-	struct kind_row *row = bpf_map_lookup_elem(&kind_rows, &kind);
-	__u32 bucket;
+	__u32 at = bpf_get_smp_processor_id() * KINDS + kind, bucket;
+	struct kind_row *row = bpf_map_lookup_elem(&kind_rows, &at);
 
 	if (!row)
 		return;
@@ -245,6 +247,7 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 {
 	struct stat_key key = { .table = table };
 	struct cost *row;
+	__u32 at;
 
 	key_of(&key, tables_by[table], rec, task);
 	row = bpf_map_lookup_elem(&stat_rows, &key);
@@ -260,7 +263,8 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 		raise_max(row, s->ns, &key, table, 0);
 		return;
 	}
-	row = bpf_map_lookup_elem(&other_rows, &table);
+	at = bpf_get_smp_processor_id() * MAX_STAT_TABLES + table;
+	row = bpf_map_lookup_elem(&other_rows, &at);
 	if (!row)
 		return;
 	add_share(row, s);

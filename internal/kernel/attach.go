@@ -47,6 +47,8 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 		return fmt.Errorf("planning hook %s: %w", p.Hook, err)
 	}
 	spec.Maps[faultMapCounts].MaxEntries = uint32(cpus)
+	spec.Maps[faultMapKindRows].MaxEntries *= uint32(cpus)
+	spec.Maps[faultMapOtherRows].MaxEntries *= uint32(cpus)
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
 	spec.Maps[faultMapStatRows].MaxEntries = uint32(p.StatRows)
 	spec.Maps[faultMapPagesSeen].MaxEntries = uint32(p.Pages)

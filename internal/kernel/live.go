@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -36,6 +35,8 @@ type Live struct {
 	attached attachments
 	reader   *ringbuf.Reader
 	counts   *ebpf.Memory // a faultCounters for each CPU
+	kinds    *ebpf.Memory // a faultKindRow for each kind, on each CPU
+	others   *ebpf.Memory // a faultCost for each table, on each CPU
 	record   ringbuf.Record
 	decoder  decoder
 	batch    fault.Batch
@@ -92,8 +93,10 @@ func (l *Live) start(opt Options, sys *System) error {
 	if l.reader, err = ringbuf.NewReader(l.coll.Maps[faultMapRecords]); err != nil {
 		return fmt.Errorf("opening the ring buffer: %w", err)
 	}
-	if l.counts, err = l.coll.Maps[faultMapCounts].Memory(); err != nil {
-		return fmt.Errorf("mapping the counters: %w", err)
+	for name, m := range map[string]**ebpf.Memory{faultMapCounts: &l.counts, faultMapKindRows: &l.kinds, faultMapOtherRows: &l.others} {
+		if *m, err = l.coll.Maps[name].Memory(); err != nil {
+			return fmt.Errorf("mapping %s: %w", name, err)
+		}
 	}
 	if err := l.setTargets(opt); err != nil {
 		return err
@@ -242,29 +245,27 @@ func (l *Live) upkeep() error {
 // forgetNames starts over with names but for those of rows: first here, then in the
 // kernel, which then sends each name again.
 func (l *Live) forgetNames() error {
-	var files []faultNameKey
-	var row faultStatKey
-	rows := l.coll.Maps[faultMapStatRows]
-	err := rows.NextKey(nil, &row)
-	for ; err == nil; err = rows.NextKey(&row, &row) {
-		if row.File != (faultNameKey{}) {
-			files = append(files, row.File)
-		}
+	rows, err := l.readRows()
+	if err != nil {
+		return err
 	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("listing the file names of rows: %w", err)
+	var files []faultNameKey
+	for i := range rows {
+		if file := rows[i].key.File; file != (faultNameKey{}) {
+			files = append(files, file)
+		}
 	}
 	l.decoder.forgetNames(files)
 	sent := l.coll.Maps[faultMapNames]
 	var key faultNameKey
 	for {
-		err := sent.NextKey(nil, &key)
+		err := unpreempted(func() error { return sent.NextKey(nil, &key) })
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("listing the file names sent: %w", err)
 		}
-		if err := sent.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := unpreempted(func() error { return sent.Delete(&key) }); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forgetting file names: %w", err)
 		}
 	}
@@ -290,8 +291,8 @@ func (l *Live) Stop() error {
 // Counters reads the totals, which the kernel keeps per CPU. It may be called while
 // another goroutine is in Next.
 func (l *Live) Counters() (fault.Counters, error) {
-	perCPU := make([]faultCounters, int(l.counts.Size())/binary.Size(faultCounters{}))
-	if err := binary.Read(io.NewSectionReader(l.counts, 0, int64(l.counts.Size())), binary.NativeEndian, perCPU); err != nil {
+	perCPU, err := readMapped[faultCounters](l.counts)
+	if err != nil {
 		return fault.Counters{}, fmt.Errorf("reading the counters: %w", err)
 	}
 	var out fault.Counters

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/aggregate"
@@ -259,34 +260,20 @@ func TestRowsKeepMax(t *testing.T) {
 	})
 }
 
-// dropMaxima sets the longest latencies of all rows to 0 that faults on anonymous memory
-// may be in.
+// dropMaxima sets the longest latencies of all rows to 0.
 func dropMaxima(t *testing.T, l *Live) {
 	t.Helper()
-	put := func(name string, key, value any) {
-		if err := l.coll.Maps[name].Put(key, value); err != nil {
+	put := func(m *ebpf.Memory, at uintptr) {
+		if _, err := m.WriteAt(make([]byte, 8), int64(at)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, kind := range []fault.Kind{fault.KindUnknown, fault.Anon} {
-		var perCPU []faultKindRow
-		if err := l.coll.Maps[faultMapKindRows].Lookup(uint32(kind), &perCPU); err != nil {
-			t.Fatal(err)
-		}
-		for i := range perCPU {
-			perCPU[i].Cost.MaxNs = 0
-		}
-		put(faultMapKindRows, uint32(kind), perCPU)
+	maxAt := unsafe.Offsetof(faultCost{}.MaxNs)
+	for at := unsafe.Offsetof(faultKindRow{}.Cost) + maxAt; at < uintptr(l.kinds.Size()); at += unsafe.Sizeof(faultKindRow{}) {
+		put(l.kinds, at)
 	}
-	for table := range uint32(fault.MaxTables) {
-		var perCPU []faultCost
-		if err := l.coll.Maps[faultMapOtherRows].Lookup(table, &perCPU); err != nil {
-			t.Fatal(err)
-		}
-		for i := range perCPU {
-			perCPU[i].MaxNs = 0
-		}
-		put(faultMapOtherRows, table, perCPU)
+	for at := maxAt; at < uintptr(l.others.Size()); at += unsafe.Sizeof(faultCost{}) {
+		put(l.others, at)
 	}
 	var key faultStatKey
 	var cost faultCost
@@ -300,7 +287,9 @@ func dropMaxima(t *testing.T, l *Live) {
 		t.Fatal(err)
 	}
 	for key, cost := range found {
-		put(faultMapStatRows, key, cost)
+		if err := l.coll.Maps[faultMapStatRows].Put(key, cost); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

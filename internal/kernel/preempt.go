@@ -5,8 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // preemption is how the kernel preempts itself: none, voluntary, lazy, full or rt;
@@ -60,4 +63,20 @@ func probeUndisturbed(sys *System) Support {
 		Found:  fmt.Sprintf("kernel preemption: %s, under which fentry programs miss faults", sys.Preemption),
 		Remedy: "use another hook",
 	}
+}
+
+// unpreempted calls do, which makes one bpf(2) call on a map, by a thread that no ordinary
+// task preempts. Within such a call programs of kprobes and perf events are off on its CPU
+// (bpf_disable_instrumentation), and a task that ran there meanwhile would have faults that
+// nobody hears of. Without CAP_SYS_NICE that may happen; such faults are counted as lost.
+func unpreempted(do func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if before, err := unix.SchedGetAttr(0, 0); err == nil {
+		fifo := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+		if unix.SchedSetAttr(0, &fifo, 0) == nil {
+			defer func() { _ = unix.SchedSetAttr(0, before, 0) }() // what it was before cannot be refused
+		}
+	}
+	return do()
 }

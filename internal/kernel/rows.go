@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
 	"faultsnoop/internal/fault"
@@ -47,36 +48,45 @@ func (l *Live) Rows() (*fault.Rows, error) {
 }
 
 func (l *Live) readKinds(out *fault.Rows) error {
-	var perCPU []faultKindRow
-	for kind := range out.Kinds {
-		if err := l.coll.Maps[faultMapKindRows].Lookup(uint32(kind), &perCPU); err != nil {
-			return fmt.Errorf("reading the counts of kind %v: %w", fault.Kind(kind), err)
+	perCPU, err := readMapped[faultKindRow](l.kinds)
+	if err != nil {
+		return fmt.Errorf("reading the counts of kinds: %w", err)
+	}
+	for i := range perCPU {
+		row := &out.Kinds[i%len(out.Kinds)]
+		if row.Buckets == nil {
+			row.Buckets = make([]uint64, len(perCPU[i].Buckets))
 		}
-		row := &out.Kinds[kind]
-		row.Buckets = make([]uint64, len(perCPU[0].Buckets))
-		for i := range perCPU {
-			cost := costOf(&perCPU[i].Cost)
-			row.Add(&cost)
-			for b, n := range perCPU[i].Buckets {
-				row.Buckets[b] += n
-			}
+		cost := costOf(&perCPU[i].Cost)
+		row.Add(&cost)
+		for b, n := range perCPU[i].Buckets {
+			row.Buckets[b] += n
 		}
 	}
 	return nil
 }
 
 func (l *Live) readOther(out *fault.Rows) error {
-	var perCPU []faultCost
-	for i := range out.Tables {
-		if err := l.coll.Maps[faultMapOtherRows].Lookup(uint32(i), &perCPU); err != nil {
-			return fmt.Errorf("reading the counts without a row: %w", err)
-		}
-		for j := range perCPU {
-			cost := costOf(&perCPU[j])
-			out.Tables[i].Other.Add(&cost)
+	perCPU, err := readMapped[faultCost](l.others)
+	if err != nil {
+		return fmt.Errorf("reading the counts without a row: %w", err)
+	}
+	for i := range perCPU {
+		if table := i % fault.MaxTables; table < len(out.Tables) {
+			cost := costOf(&perCPU[i])
+			out.Tables[table].Other.Add(&cost)
 		}
 	}
 	return nil
+}
+
+// readMapped copies a map that is mapped, of values without padding.
+func readMapped[T any](m *ebpf.Memory) ([]T, error) {
+	var one T
+	values := make([]T, uintptr(m.Size())/unsafe.Sizeof(one))
+	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), uintptr(len(values))*unsafe.Sizeof(one))
+	_, err := m.ReadAt(b, 0)
+	return values, err
 }
 
 // statRow is a row of a table as the kernel has it.
@@ -85,18 +95,26 @@ type statRow struct {
 	cost fault.Cost
 }
 
+// rowsAtATime is how many rows one system call reads: some 100 us of work.
+const rowsAtATime = 2048
+
+// readRows reads the rows of all tables. One that is counted meanwhile may come twice.
 func (l *Live) readRows() ([]statRow, error) {
 	var found []statRow
-	var key faultStatKey
-	var value faultCost
-	rows := l.coll.Maps[faultMapStatRows].Iterate()
-	for rows.Next(&key, &value) {
-		if int(key.Table) < len(l.tables) {
-			found = append(found, statRow{key, costOf(&value)})
+	keys, values := make([]faultStatKey, rowsAtATime), make([]faultCost, rowsAtATime)
+	var cursor ebpf.MapBatchCursor
+	for more := true; more; {
+		var n int
+		err := unpreempted(func() (err error) {
+			n, err = l.coll.Maps[faultMapStatRows].BatchLookup(&cursor, keys, values, nil)
+			return err
+		})
+		if more = !errors.Is(err, ebpf.ErrKeyNotExist); more && err != nil {
+			return nil, fmt.Errorf("reading the tables: %w", err)
 		}
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("reading the tables: %w", err)
+		for i := range keys[:n] {
+			found = append(found, statRow{keys[i], costOf(&values[i])})
+		}
 	}
 	return found, nil
 }
@@ -104,11 +122,15 @@ func (l *Live) readRows() ([]statRow, error) {
 func (l *Live) fillTables(out *fault.Rows, found []statRow) {
 	out.Names = map[fault.FileKey]string{}
 	for i := range found {
-		l.decoder.raiseMax(&found[i].cost, &found[i].key)
-		t := &out.Tables[found[i].key.Table]
-		k := l.decoder.key(t.By, &found[i].key)
-		t.Rows[k] = found[i].cost
-		if name := l.decoder.rowName(&found[i].key); name != "" {
+		key, cost := &found[i].key, found[i].cost
+		if int(key.Table) >= len(l.tables) {
+			continue
+		}
+		l.decoder.raiseMax(&cost, key)
+		t := &out.Tables[key.Table]
+		k := l.decoder.key(t.By, key)
+		t.Rows[k] = cost
+		if name := l.decoder.rowName(key); name != "" {
 			out.Names[k.File] = name
 		}
 	}
