@@ -15,7 +15,9 @@ require (
 
 require (
 	github.com/clipperhouse/uax29/v2 v2.2.0 // indirect
+	github.com/ianlancetaylor/demangle v0.0.0-20260724033716-83e58baca724 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/ulikunitz/xz v0.5.17 // indirect
 )
 
 tool github.com/cilium/ebpf/cmd/bpf2go
