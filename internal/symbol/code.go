@@ -152,24 +152,29 @@ func (c *Code) find(addr uint64) (frames []fault.Frame) {
 			return frames
 		}
 	}
+	bare := false
 	if c.lines != nil {
-		frames = c.lines.at(addr)
+		frames, bare = c.lines.at(addr)
 	}
 	if len(frames) == 0 {
 		frames = []fault.Frame{{Lang: fault.LangUnknown}}
 	}
 	last := &frames[len(frames)-1]
-	if last.Func != "" {
+	if last.Func != "" && !bare {
 		return frames
 	}
 	for _, t := range c.tables {
-		if name, _ := t.at(addr, true); name != "" {
-			last.Func = demangled(name)
-			if lang := langOfName(name); lang != fault.LangNative || last.Lang == fault.LangUnknown {
-				last.Lang = lang
-			}
-			break
+		name, _ := t.at(addr, true)
+		if name == "" {
+			continue
 		}
+		if last.Func == "" || mangled(name) {
+			last.Func = demangled(name)
+		}
+		if lang := langOfName(name); lang != fault.LangNative || last.Lang == fault.LangUnknown {
+			last.Lang = lang
+		}
+		break
 	}
 	return frames
 }

@@ -136,15 +136,16 @@ func (c *unitCode) size() int {
 }
 
 // at are the functions at an address, the innermost first. The last has no name if no
-// function is described there, but lines are.
-func (l *lines) at(addr uint64) []fault.Frame {
+// function is described there, but lines are; it is bare if its name has none of the names
+// that it is in: what no other unit can call has none for the linker there.
+func (l *lines) at(addr uint64) (frames []fault.Frame, bare bool) {
 	if !l.indexed {
 		l.indexed = true
 		l.index()
 	}
 	i := pieceAt(l.cover, addr)
 	if i < 0 {
-		return nil
+		return nil, false
 	}
 	u := &l.units[l.cover[i].name]
 	if u.read == nil {
@@ -160,14 +161,14 @@ func (l *lines) at(addr uint64) []fault.Frame {
 	i = pieceAt(u.read.pieces, addr)
 	if i < 0 {
 		if !found {
-			return nil
+			return nil, false
 		}
-		return []fault.Frame{frame}
+		return []fault.Frame{frame}, false
 	}
-	var frames []fault.Frame
 	for at := int32(u.read.pieces[i].name); at >= 0 && len(frames) < maxInlined; {
 		s := &u.read.scopes[at]
-		name := l.functionName(s.die)
+		name, forLinker := l.functionName(s.die)
+		bare = !forLinker
 		frame.Func, frame.Inlined = demangled(name), s.inlined
 		frames = append(frames, frame)
 		if !s.inlined {
@@ -184,7 +185,7 @@ func (l *lines) at(addr uint64) []fault.Frame {
 			frames = append(frames, frame)
 		}
 	}
-	return frames
+	return frames, bare
 }
 
 func pieceAt(pieces []piece, addr uint64) int {
@@ -954,12 +955,12 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 
 // functionName is the name of a function for the linker, or else for people, by where it
 // or a part of it is described.
-func (l *lines) functionName(die uint64) string {
+func (l *lines) functionName(die uint64) (name string, forLinker bool) {
 	l.work = 0
 	for range maxOrigins {
 		i := sort.Search(len(l.units), func(i int) bool { return l.units[i].off > die }) - 1
 		if i < 0 || die < l.units[i].dies || die >= l.units[i].end {
-			return ""
+			return "", false
 		}
 		u := &l.units[i]
 		// The attributes before the name are short, or else there is none.
@@ -967,9 +968,9 @@ func (l *lines) functionName(die uint64) string {
 		code := c.uleb()
 		table, err := l.abbreviations(u.abbrev, code)
 		if err != nil {
-			return ""
+			return "", false
 		}
-		var name, linkage, origin value
+		var plain, linkage, origin value
 		for _, t := range table[code].attrs {
 			v := u.value(c, die, t)
 			if c.bad {
@@ -977,7 +978,7 @@ func (l *lines) functionName(die uint64) string {
 			}
 			switch t.attr {
 			case dwarf.AttrName:
-				name = v
+				plain = v
 			case dwarf.AttrLinkageName, 0x2007: // DW_AT_MIPS_linkage_name
 				linkage = v
 			case dwarf.AttrAbstractOrigin, dwarf.AttrSpecification:
@@ -985,18 +986,18 @@ func (l *lines) functionName(die uint64) string {
 			}
 		}
 		if s := l.read(u, u.text(linkage)); s != "" {
-			return s
+			return s, true
 		}
 		if origin.form == 0 {
-			return l.read(u, u.text(name))
+			return l.read(u, u.text(plain)), false
 		}
 		next, ok := u.reference(origin)
 		if !ok {
-			return l.read(u, u.text(name))
+			return l.read(u, u.text(plain)), false
 		}
 		die = next
 	}
-	return ""
+	return "", false
 }
 
 // fileName is the path of a file of a unit.
