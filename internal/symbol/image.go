@@ -66,6 +66,8 @@ type section struct {
 type snapshot struct {
 	r      io.ReaderAt
 	blocks map[int64][]byte
+	// through: from now on it only passes on.
+	through bool
 }
 
 const blockSize = 4 << 10
@@ -73,6 +75,9 @@ const blockSize = 4 << 10
 var errTooMuch = errors.New("headers are too large")
 
 func (s *snapshot) ReadAt(b []byte, off int64) (n int, err error) {
+	if s.through {
+		return s.r.ReadAt(b, off)
+	}
 	for n < len(b) {
 		at := off + int64(n)
 		if at < 0 {
@@ -110,7 +115,7 @@ func readImage(r io.ReaderAt, pageSize uint64) (im *image, err error) {
 			im, err = nil, fmt.Errorf("reading ELF headers: %v", p)
 		}
 	}()
-	headers := &snapshot{r, map[int64][]byte{}}
+	headers := &snapshot{r: r, blocks: map[int64][]byte{}}
 	if err := checkNames(headers); err != nil {
 		return nil, fmt.Errorf("reading ELF headers: %w", err)
 	}

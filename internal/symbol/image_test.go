@@ -215,10 +215,10 @@ func shown(f *fault.Fault) string {
 	if f.Symbol == "" || f.SymbolOffset == 0 {
 		return f.Symbol
 	}
-	return f.Symbol + "+0x" + strings.TrimLeft(hex(f.SymbolOffset), "0")
+	return f.Symbol + "+0x" + strings.TrimLeft(hexOf(f.SymbolOffset), "0")
 }
 
-func hex(v uint64) string {
+func hexOf(v uint64) string {
 	var b [16]byte
 	for i := range b {
 		b[15-i] = "0123456789abcdef"[v>>(4*i)&0xf]
@@ -307,7 +307,7 @@ func TestSeveralSegments(t *testing.T) {
 		if addr < data.Start {
 			v = relocated
 		}
-		check(t, hex(addr), im, im.placeOfOffset(v.PgOff*page+addr-v.Start, &v, true), want[0], want[1])
+		check(t, hexOf(addr), im, im.placeOfOffset(v.PgOff*page+addr-v.Start, &v, true), want[0], want[1])
 	}
 	// Both segments that may be written to can be shown for reading only.
 	check(t, "padding", im, im.placeOfOffset(0x1500, &relocated, true), "", "")
@@ -482,7 +482,7 @@ func (r *restless) ReadAt(b []byte, off int64) (int, error) {
 func TestChanging(t *testing.T) {
 	good := program(elf.ET_DYN, 0).bytes(elf.ELFCLASS64)
 	bad := bytes.Repeat([]byte{0xff}, len(good))
-	s := snapshot{&restless{[]*bytes.Reader{bytes.NewReader(good), bytes.NewReader(bad)}}, map[int64][]byte{}}
+	s := snapshot{r: &restless{[]*bytes.Reader{bytes.NewReader(good), bytes.NewReader(bad)}}, blocks: map[int64][]byte{}}
 	for off := range int64(3) {
 		b := make([]byte, 0x20)
 		if _, err := s.ReadAt(b, off); err != nil || !bytes.Equal(b, good[off:off+0x20]) {

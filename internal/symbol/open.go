@@ -90,28 +90,44 @@ func openPath(mounts []process.Mount, path string, want fileID) (*opened, error)
 
 // openInRoot opens what is at a path of a process.
 func openInRoot(pid uint32, path string, want fileID) (*opened, error) {
-	root := fmt.Sprintf("/proc/%d/root", pid)
-	mounts, err := process.ReadMounts(int(pid))
+	fd, err := openLocally(pid, path)
 	if err != nil {
 		return nil, err
 	}
+	return openFound(fmt.Sprintf("/proc/%d/root%s", pid, path), fd, nil, want, false)
+}
+
+// openLocally opens a path of a process, 0 for ours, with O_PATH, if all of it is on local file
+// systems. There may be no symbolic links in it.
+func openLocally(pid uint32, path string) (fd int, err error) {
+	root := "/"
+	if pid != 0 {
+		root = fmt.Sprintf("/proc/%d/root", pid)
+	}
+	mounts, err := process.ReadMounts(int(pid))
+	if err != nil {
+		return -1, err
+	}
 	refused := &os.PathError{Op: "open", Path: root + path, Err: errRemote}
 	if !leadsLocally(mounts, path) {
-		return nil, refused
+		return -1, refused
 	}
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: root, Err: err}
+		return -1, &os.PathError{Op: "open", Path: root, Err: err}
 	}
 	defer unix.Close(dir)
 	// Asked last: nobody comes back to a user namespace that he has left.
-	if !sharesUsers(pid) {
-		return nil, refused
+	if pid != 0 && !sharesUsers(pid) {
+		return -1, refused
 	}
-	fd, err := unix.Openat2(dir, path, &unix.OpenHow{
+	fd, err = unix.Openat2(dir, path, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
 	})
-	return openFound(root+path, fd, err, want, false)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: root + path, Err: err}
+	}
+	return fd, nil
 }
 
 // openFound opens what was found, with O_PATH, if it is the regular file that is wanted. To

@@ -1,5 +1,6 @@
 // Package symbol tells what a linker has put where a fault was: the section of an ELF
-// file, and the object or function.
+// file, and the object or function; and of the code that was running, the functions and
+// source lines.
 //
 // Everything is read from files that the traced processes have mapped, by whoever may
 // write them. So a file is what the kernel said that was mapped or it is not read, what
@@ -53,15 +54,17 @@ type Options struct {
 	Timeline bool
 	// Proc: /proc shows the processes that ids of faults belong to.
 	Proc bool
+	// Patient: nobody waits, reading may take the time that it takes.
+	Patient bool
 }
 
-// Resolver fills Section, Symbol and SymbolOffset of faults. It is not safe for
-// concurrent use.
+// Resolver fills Section, Symbol and SymbolOffset of faults, and tells the functions of
+// stacks. It is not safe for concurrent use.
 type Resolver struct {
 	opt       Options
 	files     map[fileID]*file
 	failed    int
-	kept      int // bytes of all images
+	kept      int // bytes of all images and code
 	processes map[uint32]*tailed
 	tailBytes int // bytes of all tails
 
@@ -73,6 +76,13 @@ type Resolver struct {
 	// last is the file asked for last.
 	last   *file
 	lastID fileID
+
+	codes      map[string]*code // by build-id, those that may be shared
+	maps       map[uint32]*compiled
+	mapBytes   int
+	vdso       *Code // nil if there is none
+	vdsoRead   bool
+	debuginfod *debuginfod // nil if it was not asked for
 }
 
 // file is a file that was looked at.
@@ -83,6 +93,8 @@ type file struct {
 	used    uint64 // when it was asked for last
 	checked uint64 // and when whether it has changed
 	stale   bool   // it has, and was not read again yet
+	code    *code  // nil if it was not asked for, or cannot be read
+	noCode  bool   // it cannot be read
 	retry   uint64 // when to look at it again, if image is nil
 }
 
@@ -111,7 +123,10 @@ func (t *tail) size() int {
 
 // NewResolver returns a resolver that has nothing open yet.
 func NewResolver(o Options) *Resolver {
-	return &Resolver{opt: o, files: map[fileID]*file{}, processes: map[uint32]*tailed{}}
+	return &Resolver{
+		opt: o, files: map[fileID]*file{}, processes: map[uint32]*tailed{},
+		codes: map[string]*code{}, maps: map[uint32]*compiled{}, debuginfod: newDebuginfod(),
+	}
 }
 
 // Close closes all files.
@@ -119,16 +134,16 @@ func (r *Resolver) Close() {
 	for id := range r.files {
 		r.forget(id)
 	}
+	for pid := range r.maps {
+		r.forgetMap(pid)
+	}
 }
 
 // Resolve names the places of faults, in the order in which they were complete. It is
 // to be called for empty batches too, now and then: files that are not used any more are
 // closed.
 func (r *Resolver) Resolve(faults []fault.Fault) {
-	now := process.Now()
-	r.saved = min(r.saved+int64((now-r.now)/readShare), maxSaved)
-	r.now = now
-	r.sweep()
+	r.tick()
 	for i := range faults {
 		f := &faults[i]
 		switch {
@@ -141,6 +156,14 @@ func (r *Resolver) Resolve(faults []fault.Fault) {
 	}
 }
 
+// tick takes note of the time.
+func (r *Resolver) tick() {
+	now := process.Now()
+	r.saved = min(r.saved+int64((now-r.now)/readShare), maxSaved)
+	r.now = now
+	r.sweep()
+}
+
 // continues reports whether memory with a label may be what a file's segment has beyond
 // the file. That of a static program and the heap may be one mapping.
 func continues(label string) bool {
@@ -148,7 +171,7 @@ func continues(label string) bool {
 }
 
 // affords reports whether something may be read. What cannot be is unknown for now.
-func (r *Resolver) affords() bool { return r.saved > 0 }
+func (r *Resolver) affords() bool { return r.opt.Patient || r.saved > 0 }
 
 // spend takes note of what was read since a moment.
 func (r *Resolver) spend(since uint64) { r.saved -= int64(process.Now() - since) }
@@ -158,7 +181,7 @@ func (r *Resolver) resolveFile(f *fault.Fault) {
 		return
 	}
 	bounds := f.Is(fault.HasVMA)
-	fl := r.open(&f.VMA, bounds, f)
+	fl := r.open(&f.VMA, bounds, f.PID)
 	if fl.image == nil {
 		return
 	}
@@ -177,7 +200,7 @@ func (r *Resolver) resolveTail(f *fault.Fault) {
 			return
 		}
 	}
-	fl := r.open(of, true, f)
+	fl := r.open(of, true, f.PID)
 	if fl.image == nil || f.End < fl.since {
 		return
 	}
@@ -328,7 +351,7 @@ func (p *tailed) find(v *fault.VMA) *fault.VMA {
 }
 
 // open returns what is known of the file of a mapping, and looks at it if need be.
-func (r *Resolver) open(v *fault.VMA, bounds bool, f *fault.Fault) *file {
+func (r *Resolver) open(v *fault.VMA, bounds bool, pid uint32) *file {
 	id := fileID{v.Dev, v.Inode}
 	fl := r.last
 	if fl == nil || r.lastID != id {
@@ -339,7 +362,7 @@ func (r *Resolver) open(v *fault.VMA, bounds bool, f *fault.Fault) *file {
 			return &r.unread
 		}
 		r.forget(id)
-		fl = r.look(id, v, bounds, f)
+		fl = r.look(id, v, bounds, pid)
 	}
 	fl.used = r.now
 	r.last, r.lastID = fl, id
@@ -357,12 +380,11 @@ func (r *Resolver) open(v *fault.VMA, bounds bool, f *fault.Fault) *file {
 }
 
 // look opens a file that is not known yet.
-func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, f *fault.Fault) *file {
+func (r *Resolver) look(id fileID, v *fault.VMA, bounds bool, pid uint32) *file {
 	defer r.spend(process.Now())
 	r.makeRoom()
 	fl := &file{checked: r.now}
 	r.files[id] = fl
-	pid := f.PID
 	if !r.opt.Proc {
 		pid = 0
 	}
@@ -443,6 +465,11 @@ func (r *Resolver) sweep() {
 			delete(r.processes, id)
 		}
 	}
+	for pid, m := range r.maps {
+		if r.now-m.used > partAfter {
+			r.forgetMap(pid)
+		}
+	}
 }
 
 func (r *Resolver) forget(id fileID) {
@@ -464,6 +491,8 @@ func (r *Resolver) forget(id fileID) {
 
 // drop forgets what was read of a file.
 func (r *Resolver) drop(fl *file) {
+	r.leave(fl)
+	fl.noCode = false
 	if fl.image != nil {
 		r.kept -= fl.kept
 		fl.image, fl.kept, fl.stale = nil, 0, false

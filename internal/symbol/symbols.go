@@ -18,6 +18,7 @@ const (
 	maxTable     = 32 << 20 // bytes
 	maxName      = 4 << 10  // bytes
 	maxKeptNames = 1 << 20  // bytes
+	maxAliases   = 64 << 10 // names that are compared with others for the same thing
 )
 
 // symbols are the objects and functions of an image. They are read when one is asked
@@ -25,9 +26,12 @@ const (
 // function or for nothing, and a hostile file may have a million of them that share
 // one long name: so only their form is taken from there.
 type symbols struct {
-	r      io.ReaderAt
-	class  elf.Class
-	order  binary.ByteOrder
+	class elf.Class
+	order binary.ByteOrder
+	// code is not nil if it is the functions that are asked for, those without a size too: it
+	// is the sections that those end with.
+	code   []elf.SectionHeader
+	local  bool   // so count what has no type and is local
 	table  extent // empty if there is none or it has been read
 	names  extent
 	pieces []piece
@@ -38,11 +42,6 @@ type symbols struct {
 	took uint64
 }
 
-// extent is a part of a file.
-type extent struct {
-	off, size uint64
-}
-
 // piece is a range of addresses that belongs to a symbol and to no other inside it.
 type piece struct {
 	start, end uint64
@@ -51,22 +50,51 @@ type piece struct {
 }
 
 func symbolsOf(r io.ReaderAt, f *elf.File) symbols {
-	s := symbols{r: r, class: f.Class, order: f.ByteOrder}
+	s := symbols{class: f.Class, order: f.ByteOrder}
 	// In files of other types values are no addresses.
 	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
 		return s
 	}
 	for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
-		t := f.SectionByType(kind)
-		if t == nil || t.FileSize > maxTable || int(t.Link) >= len(f.Sections) {
-			continue
-		}
-		if names := f.Sections[t.Link]; names.Type == elf.SHT_STRTAB && (t.Flags|names.Flags)&elf.SHF_COMPRESSED == 0 {
-			s.table, s.names = extent{t.Offset, t.FileSize}, extent{names.Offset, names.FileSize}
-			return s
+		if s.find(r, f, kind) {
+			break
 		}
 	}
 	return s
+}
+
+// functionsOf are the functions in one table of a file of code, nil if it has none.
+//
+// What was written in assembly often has no size. It then goes on to the next symbol,
+// in its section; but not in the table for dynamic linking, where the next symbol is the
+// next one that is exported.
+func functionsOf(o *object, kind elf.SectionType) *symbols {
+	s := &symbols{class: o.f.Class, order: o.f.ByteOrder, code: []elf.SectionHeader{}}
+	// Elsewhere these mark where code and data begin.
+	s.local = o.f.Machine == elf.EM_X86_64 || o.f.Machine == elf.EM_386
+	if !s.find(o.r, o.f, kind) {
+		return nil
+	}
+	if kind == elf.SHT_SYMTAB {
+		for _, section := range o.f.Sections {
+			s.code = append(s.code, section.SectionHeader)
+		}
+	}
+	return s
+}
+
+// find finds a table.
+func (s *symbols) find(r io.ReaderAt, f *elf.File, kind elf.SectionType) bool {
+	t := f.SectionByType(kind)
+	if t == nil || t.FileSize > maxTable || int(t.Link) >= len(f.Sections) {
+		return false
+	}
+	names := f.Sections[t.Link]
+	if names.Type != elf.SHT_STRTAB || (t.Flags|names.Flags)&elf.SHF_COMPRESSED != 0 {
+		return false
+	}
+	s.table, s.names = extent{r, t.Offset, t.FileSize}, extent{r, names.Offset, names.FileSize}
+	return true
 }
 
 // at is the innermost symbol at a linked address and how far behind its beginning that
@@ -100,15 +128,7 @@ func (s *symbols) at(addr uint64, mayRead bool) (name string, offset uint64) {
 }
 
 func (s *symbols) readName(at uint32) string {
-	var b [maxName]byte
-	var name string
-	if uint64(at) < s.names.size {
-		room := b[:min(uint64(len(b)), s.names.size-uint64(at))]
-		n, _ := s.r.ReadAt(room, int64(s.names.off+uint64(at)))
-		if end := bytes.IndexByte(room[:n], 0); end >= 0 {
-			name = string(room[:end])
-		}
-	}
+	name := s.names.text(uint64(at))
 	cost := nameCost + len(name)
 	if s.known == nil || s.knownBytes+cost > maxKeptNames {
 		s.known, s.knownBytes = map[uint32]string{}, 0
@@ -130,6 +150,7 @@ func (s *symbols) size() int {
 type entry struct {
 	start, end uint64
 	name       uint32
+	section    uint16
 	rank       uint8 // which of several names for the same thing is the best
 }
 
@@ -144,7 +165,7 @@ func (s *symbols) read() ([]piece, error) {
 	b := make([]byte, step*size)
 	for off := uint64(0); off < s.table.size; off += uint64(len(b)) {
 		part := b[:min(uint64(len(b)), s.table.size-off)]
-		if _, err := s.r.ReadAt(part, int64(s.table.off+off)); err != nil {
+		if _, err := s.table.r.ReadAt(part, int64(s.table.off+off)); err != nil {
 			return nil, err
 		}
 		for ; len(part) >= size; part = part[size:] {
@@ -153,9 +174,15 @@ func (s *symbols) read() ([]piece, error) {
 			}
 		}
 	}
-	slices.SortStableFunc(entries, func(a, b entry) int {
+	byPlace := func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(b.end, a.end), cmp.Compare(b.rank, a.rank))
-	})
+	}
+	slices.SortStableFunc(entries, byPlace)
+	if s.code != nil {
+		entries = s.bound(entries)
+		s.preferShort(entries)
+		slices.SortStableFunc(entries, byPlace)
+	}
 	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.start == b.start && a.end == b.end })
 	return cut(entries), nil
 }
@@ -183,20 +210,90 @@ func (s *symbols) decode(b []byte) (entry, bool) {
 		value = order.Uint64(b[unsafe.Offsetof(sym.Value):])
 		size = order.Uint64(b[unsafe.Offsetof(sym.Size):])
 	}
+	bind := elf.SymBind(info >> 4)
 	switch elf.SymType(info & 0xf) {
-	case elf.STT_OBJECT, elf.STT_COMMON, elf.STT_FUNC, elf.STT_GNU_IFUNC:
+	case elf.STT_FUNC, elf.STT_GNU_IFUNC:
+	case elf.STT_NOTYPE:
+		if s.code == nil || bind == elf.STB_LOCAL && !s.local {
+			return e, false
+		}
+	case elf.STT_OBJECT, elf.STT_COMMON:
+		if s.code != nil {
+			return e, false
+		}
 	default:
 		return e, false
 	}
-	switch elf.SymBind(info >> 4) {
+	switch bind {
 	case elf.STB_GLOBAL:
 		e.rank = 2
 	case elf.STB_WEAK:
 		e.rank = 1
 	}
-	e.start, e.end = value, value+size
-	defined := elf.SectionIndex(shndx) != elf.SHN_UNDEF && elf.SectionIndex(shndx) != elf.SHN_ABS
-	return e, defined && e.end > e.start
+	e.start, e.end, e.section = value, value+size, shndx
+	if elf.SectionIndex(shndx) == elf.SHN_UNDEF || elf.SectionIndex(shndx) == elf.SHN_ABS {
+		return e, false
+	}
+	if size == 0 && int(shndx) < len(s.code) {
+		section := &s.code[shndx]
+		return e, section.Flags&elf.SHF_EXECINSTR != 0 && value >= section.Addr && value-section.Addr < section.Size
+	}
+	return e, e.end > e.start
+}
+
+// bound gives those without a size an end: where the next symbol of their section begins, or
+// the section ends. The order is that of their beginnings.
+// One inside another that has a size is only a label.
+func (s *symbols) bound(entries []entry) []entry {
+	covered := uint64(0)
+	for i := range entries {
+		e := &entries[i]
+		if e.end == e.start && e.start < covered {
+			e.section = uint16(elf.SHN_UNDEF)
+		}
+		covered = max(covered, e.end)
+	}
+	entries = slices.DeleteFunc(entries, func(e entry) bool { return e.section == uint16(elf.SHN_UNDEF) })
+	next := map[uint16]uint64{} // begins the one after, by section
+	last := map[uint16]uint64{} // and this one
+	for i := range slices.Backward(entries) {
+		e := &entries[i]
+		if at, known := last[e.section]; !known || at != e.start {
+			next[e.section] = at
+			last[e.section] = e.start
+		}
+		if e.end > e.start {
+			continue
+		}
+		section := &s.code[e.section]
+		e.end = section.Addr + section.Size
+		if at := next[e.section]; at > e.start {
+			e.end = min(e.end, at)
+		}
+		e.rank = 0
+	}
+	return slices.DeleteFunc(entries, func(e entry) bool { return e.end <= e.start })
+}
+
+// preferShort gives a better rank to names that begin with fewer underscores, of several for
+// the same thing: malloc, not __libc_malloc.
+func (s *symbols) preferShort(entries []entry) {
+	for i := range entries {
+		entries[i].rank *= 4
+	}
+	same := func(a, b *entry) bool { return a.start == b.start && a.end == b.end && a.rank == b.rank }
+	for i, looks := 0, 0; i < len(entries) && looks < maxAliases; {
+		n := i + 1
+		for n < len(entries) && same(&entries[i], &entries[n]) {
+			n++
+		}
+		for j := i; n-i > 1 && j < n && looks < maxAliases; j++ {
+			b := s.names.bytes(uint64(entries[j].name), 2)
+			entries[j].rank += 3 - uint8(len(b)-len(bytes.TrimLeft(b, "_")))
+			looks++
+		}
+		i = n
+	}
 }
 
 // cut divides what symbols cover, in the order of their beginnings, so that each piece

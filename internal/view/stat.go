@@ -22,6 +22,8 @@ type Stat struct {
 	Session  *fault.Session
 	Rows     *fault.Rows
 	Counters fault.Counters
+	// Stacks are tables of the same faults by their stacks.
+	Stacks []*aggregate.StackTable
 	// Duration is how long faults were counted, and End when that was over.
 	Duration time.Duration
 	End      time.Time
@@ -95,6 +97,9 @@ func (s *Stat) AppendText(b []byte, width int) []byte {
 	b = s.appendKinds(b, &total)
 	for i := range s.Rows.Tables {
 		b = s.appendTable(b, &s.Rows.Tables[i], &total, width)
+	}
+	for _, t := range s.Stacks {
+		b = s.appendStackTable(b, t, width)
 	}
 	if s.Hist {
 		b = s.appendHistograms(b)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"faultsnoop/internal/aggregate"
 	"faultsnoop/internal/fault"
@@ -56,6 +55,9 @@ func (s *Stat) AppendJSON(b []byte) ([]byte, error) {
 			table["more"] = more
 		}
 		tables = append(tables, table)
+	}
+	for _, t := range s.Stacks {
+		tables = append(tables, s.stackTableObject(t))
 	}
 	if tables != nil {
 		out["tables"] = tables
@@ -119,16 +121,7 @@ func (n jsonName) MarshalJSON() ([]byte, error) {
 
 // keyObject adds what a row is of; what is not known is null.
 func (s *Stat) keyObject(o map[string]any, by fault.By, k fault.Key) {
-	text := func(key, value string) {
-		o[key] = nil
-		if value == "" {
-			return
-		}
-		o[key] = jsonName(value)
-		if !utf8.ValidString(value) {
-			o[key+"_hex"] = fmt.Sprintf("%x", value)
-		}
-	}
+	text := func(key, value string) { textMember(o, key, value) }
 	number := func(key string, value, unknown uint64) {
 		o[key] = nil
 		if value != unknown {
@@ -226,6 +219,18 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 		}
 		if t.Other.Faults() > 0 {
 			line(t.By.String(), rowName{text: "[other]"}, &t.Other, nil)
+		}
+	}
+	for _, t := range s.Stacks {
+		rows, rest, hidden := s.topStacks(t)
+		line := func(name string, c *aggregate.StackCost) {
+			_ = w.Write(append([]string{s.typeName(), when, num(uint64(s.Duration)), t.By.String()}, stackCells(name, c)...))
+		}
+		for i := range rows {
+			line(csvName(t.By, &rows[i]), &rows[i].StackCost)
+		}
+		if hidden > 0 {
+			line(string(moreName(hidden).append(nil, 0)), &rest)
 		}
 	}
 	w.Flush()

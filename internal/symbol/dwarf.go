@@ -1,0 +1,1054 @@
+package symbol
+
+import (
+	"bytes"
+	"cmp"
+	"debug/dwarf"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"path"
+	"slices"
+	"sort"
+	"unsafe"
+
+	"faultsnoop/internal/fault"
+)
+
+// Bounds of what is read and kept of the DWARF sections of a file. A unit that is beyond
+// them has no lines, the others have theirs.
+const (
+	maxUnits       = 128 << 10
+	maxUnit        = 64 << 20 // bytes of .debug_info
+	maxAbbrevBytes = 1 << 20  // of one table
+	maxAttrs       = 256      // of one abbreviation
+	maxNesting     = 1024
+	maxScopes      = 1 << 20
+	maxUnitRanges  = 1 << 20
+	maxInlined     = 256      // functions in one place
+	maxUnitBytes   = 16 << 20 // kept of all units of a file, of at least one
+	maxOrigins     = 8        // from a function to its name
+	// maxWork bounds what is read of shared tables for one purpose, in bytes, since many
+	// may ask for the same long one.
+	maxWork = 256 << 20
+)
+
+// lines are the functions and source lines that DWARF, version 2 to 5, tells.
+//
+// It is not read by debug/dwarf, which wants whole sections in memory and trusts them: a
+// large program has gigabytes of them, and a small file can have it allocate as much, which
+// in Go nothing recovers from. Here the headers of units are read once, for the ranges that
+// they cover, and the unit that an address is in when it is asked for.
+type lines struct {
+	order    binary.ByteOrder
+	addrSize int
+
+	info, abbrev, line, str, lineStr, strOffsets, addr, ranges, rnglists, aranges extent
+	// code reports whether something can be at an address. What a linker has left out is
+	// still described, as if it were at 0.
+	code func(addr uint64) bool
+
+	indexed bool
+	units   []unit
+	cover   []piece // names are indices of units
+
+	kept  int // bytes of units that were read
+	work  int // bytes of shared tables that were read
+	clock uint64
+}
+
+// unit is a compilation unit.
+type unit struct {
+	off, end uint64 // of the whole, in .debug_info
+	dies     uint64 // where its entries begin
+	abbrev   uint64
+	version  uint16
+	dwarf64  bool
+	addrSize uint8
+
+	lang                                   fault.Lang
+	low                                    uint64
+	hasLines                               bool
+	stmtList                               uint64
+	compDir                                textRef
+	strOffsetsBase, addrBase, rnglistsBase uint64
+	rangesBase                             uint64
+	read                                   *unitCode
+	used                                   uint64
+}
+
+// unitCode is what is kept of a unit that was read.
+type unitCode struct {
+	scopes []scope
+	pieces []piece // names are indices of scopes
+	table  lineTable
+}
+
+// scope is a function, or one that was put into another.
+type scope struct {
+	die      uint64 // where it is described, in .debug_info
+	parent   int32  // index of that which it is in, -1 if in none
+	callFile uint32
+	callLine uint32
+	inlined  bool
+}
+
+// textRef is where a text is.
+type textRef struct {
+	in  textPlace
+	off uint64
+}
+
+type textPlace uint8
+
+const (
+	noText textPlace = iota
+	inInfo
+	inStr
+	inLineStr
+	inLine
+	inStrOffsets // off is an index
+)
+
+// linesOf is the DWARF of a file, nil if it has none. Addresses are of code.
+func linesOf(o *object, code func(uint64) bool) *lines {
+	l := &lines{order: o.f.ByteOrder, addrSize: 8, code: code}
+	if o.f.Class == elf.ELFCLASS32 {
+		l.addrSize = 4
+	}
+	l.info, l.abbrev = o.section(".debug_info"), o.section(".debug_abbrev")
+	if l.info.size == 0 || l.abbrev.size == 0 {
+		return nil
+	}
+	l.line, l.str, l.lineStr = o.section(".debug_line"), o.section(".debug_str"), o.section(".debug_line_str")
+	l.strOffsets, l.addr = o.section(".debug_str_offsets"), o.section(".debug_addr")
+	l.ranges, l.rnglists, l.aranges = o.section(".debug_ranges"), o.section(".debug_rnglists"), o.section(".debug_aranges")
+	return l
+}
+
+// size is how many bytes are kept, about.
+func (l *lines) size() int {
+	return cap(l.units)*int(unsafe.Sizeof(unit{})) + cap(l.cover)*int(unsafe.Sizeof(piece{})) + l.kept
+}
+
+func (c *unitCode) size() int {
+	return cap(c.scopes)*int(unsafe.Sizeof(scope{})) + cap(c.pieces)*int(unsafe.Sizeof(piece{})) + c.table.size()
+}
+
+// at are the functions at an address, the innermost first. The last has no name if no
+// function is described there, but lines are; it is bare if its name has none of the names
+// that it is in: what no other unit can call has none for the linker there.
+func (l *lines) at(addr uint64) (frames []fault.Frame, bare bool) {
+	if !l.indexed {
+		l.indexed = true
+		l.index()
+	}
+	i := pieceAt(l.cover, addr)
+	if i < 0 {
+		return nil, false
+	}
+	u := &l.units[l.cover[i].name]
+	if u.read == nil {
+		l.load(u)
+	}
+	l.clock++
+	u.used = l.clock
+	file, line, found := u.read.table.at(addr)
+	frame := fault.Frame{Lang: u.lang}
+	if found {
+		frame.File, frame.Line = l.fileName(u, file), line
+	}
+	i = pieceAt(u.read.pieces, addr)
+	if i < 0 {
+		if !found {
+			return nil, false
+		}
+		return []fault.Frame{frame}, false
+	}
+	for at := int32(u.read.pieces[i].name); at >= 0 && len(frames) < maxInlined; {
+		s := &u.read.scopes[at]
+		name, forLinker := l.functionName(s.die)
+		bare = !forLinker
+		frame.Func, frame.Inlined = demangled(name), s.inlined
+		frames = append(frames, frame)
+		if !s.inlined {
+			break
+		}
+		frame = fault.Frame{Lang: u.lang, File: l.fileName(u, s.callFile), Line: s.callLine}
+		at = s.parent
+	}
+	// What is inlined is in something.
+	if last := &frames[len(frames)-1]; last.Inlined {
+		if len(frames) == maxInlined {
+			last.Inlined = false
+		} else {
+			frames = append(frames, frame)
+		}
+	}
+	return frames, bare
+}
+
+func pieceAt(pieces []piece, addr uint64) int {
+	i := sort.Search(len(pieces), func(i int) bool { return pieces[i].end > addr })
+	if i == len(pieces) || addr < pieces[i].start {
+		return -1
+	}
+	return i
+}
+
+// cursor reads bytes in their order. After the end all is 0, and bad is true.
+type cursor struct {
+	b     []byte
+	at    int
+	order binary.ByteOrder
+	bad   bool
+}
+
+func (c *cursor) take(n uint64) []byte {
+	if c.bad || n > uint64(len(c.b)-c.at) {
+		c.bad = true
+		return nil
+	}
+	b := c.b[c.at : c.at+int(n)]
+	c.at += int(n)
+	return b
+}
+
+// number reads an unsigned one of 1 to 8 bytes.
+func (c *cursor) number(size int) uint64 {
+	b := c.take(uint64(size))
+	switch {
+	case b == nil:
+		return 0
+	case size == 1:
+		return uint64(b[0])
+	case size == 2:
+		return uint64(c.order.Uint16(b))
+	case size == 4:
+		return uint64(c.order.Uint32(b))
+	case size == 8:
+		return c.order.Uint64(b)
+	case size == 3 && c.order.Uint16([]byte{1, 0}) == 1:
+		return uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16
+	case size == 3:
+		return uint64(b[2]) | uint64(b[1])<<8 | uint64(b[0])<<16
+	}
+	c.bad = true
+	return 0
+}
+
+func (c *cursor) offset(dwarf64 bool) uint64 {
+	if dwarf64 {
+		return c.number(8)
+	}
+	return c.number(4)
+}
+
+// length reads how long a unit is.
+func (c *cursor) length() (n uint64, dwarf64 bool) {
+	if n = c.number(4); n == 0xffffffff {
+		return c.number(8), true
+	}
+	return n, false
+}
+
+func (c *cursor) uleb() uint64 {
+	var v uint64
+	for shift := 0; ; shift += 7 {
+		if c.bad || c.at == len(c.b) {
+			c.bad = true
+			return 0
+		}
+		b := c.b[c.at]
+		c.at++
+		if shift < 64 {
+			v |= uint64(b&0x7f) << shift
+		}
+		if b < 0x80 {
+			return v
+		}
+	}
+}
+
+func (c *cursor) sleb() int64 {
+	var v int64
+	for shift := 0; ; shift += 7 {
+		if c.bad || c.at == len(c.b) {
+			c.bad = true
+			return 0
+		}
+		b := c.b[c.at]
+		c.at++
+		if shift < 64 {
+			v |= int64(b&0x7f) << shift
+		}
+		if b < 0x80 {
+			if shift+7 < 64 && b&0x40 != 0 {
+				v |= -1 << (shift + 7)
+			}
+			return v
+		}
+	}
+}
+
+func (c *cursor) skipText() {
+	if c.bad {
+		return
+	}
+	end := bytes.IndexByte(c.b[c.at:], 0)
+	if end < 0 {
+		c.bad = true
+		return
+	}
+	c.at += end + 1
+}
+
+// abbreviation is what entries of one kind have.
+type abbreviation struct {
+	tag      dwarf.Tag
+	children bool
+	attrs    []attribute
+}
+
+type attribute struct {
+	attr  dwarf.Attr
+	form  form
+	value int64 // of formImplicit
+}
+
+// abbreviations reads a table, or only as far as one code if that is not 0.
+func (l *lines) abbreviations(off, only uint64) (map[uint64]abbreviation, error) {
+	for room := uint64(4 << 10); ; room *= 16 {
+		c := &cursor{b: l.abbrev.bytes(off, min(room, maxAbbrevBytes)), order: l.order}
+		if l.work += len(c.b); l.work > maxWork {
+			return nil, errTooMuch
+		}
+		table := map[uint64]abbreviation{}
+		for {
+			code := c.uleb()
+			if c.bad {
+				break
+			}
+			if code == 0 {
+				return table, nil
+			}
+			a := abbreviation{tag: dwarf.Tag(c.uleb()), children: c.number(1) != 0}
+			for {
+				t := attribute{attr: dwarf.Attr(c.uleb()), form: form(c.uleb())}
+				if t.form == formImplicit {
+					t.value = c.sleb()
+				}
+				if c.bad || t.attr == 0 && t.form == 0 {
+					break
+				}
+				if len(a.attrs) == maxAttrs {
+					return nil, errTooMuch
+				}
+				a.attrs = append(a.attrs, t)
+			}
+			if c.bad {
+				break
+			}
+			if _, twice := table[code]; !twice {
+				table[code] = a
+			}
+			if code == only {
+				return table, nil
+			}
+		}
+		if room >= maxAbbrevBytes || uint64(len(c.b)) < room {
+			return nil, errors.New("a table of abbreviations has no end")
+		}
+	}
+}
+
+// form is how an attribute is written.
+type form uint32
+
+const (
+	formAddr      form = 0x01
+	formBlock2    form = 0x03
+	formBlock4    form = 0x04
+	formData2     form = 0x05
+	formData4     form = 0x06
+	formData8     form = 0x07
+	formString    form = 0x08
+	formBlock     form = 0x09
+	formBlock1    form = 0x0a
+	formData1     form = 0x0b
+	formFlag      form = 0x0c
+	formSdata     form = 0x0d
+	formStrp      form = 0x0e
+	formUdata     form = 0x0f
+	formRefAddr   form = 0x10
+	formRef1      form = 0x11
+	formRef2      form = 0x12
+	formRef4      form = 0x13
+	formRef8      form = 0x14
+	formRefUdata  form = 0x15
+	formIndirect  form = 0x16
+	formSecOffset form = 0x17
+	formExprloc   form = 0x18
+	formPresent   form = 0x19
+	formStrx      form = 0x1a
+	formAddrx     form = 0x1b
+	formRefSup4   form = 0x1c
+	formStrpSup   form = 0x1d
+	formData16    form = 0x1e
+	formLineStrp  form = 0x1f
+	formRefSig8   form = 0x20
+	formImplicit  form = 0x21
+	formLoclistx  form = 0x22
+	formRnglistx  form = 0x23
+	formRefSup8   form = 0x24
+	formStrx1     form = 0x25
+	formStrx4     form = 0x28
+	formAddrx1    form = 0x29
+	formAddrx4    form = 0x2c
+	formGNUAddr   form = 0x1f01
+	formGNUStr    form = 0x1f02
+	formGNURefAlt form = 0x1f20
+	formGNUStrAlt form = 0x1f21
+)
+
+// value is an attribute as it stands there.
+type value struct {
+	form form
+	n    uint64 // a number, an offset, an index, or the place of a text
+}
+
+// formSizes are those of forms of one size.
+var formSizes = [...]uint8{
+	formData1: 1, formData2: 2, formData4: 4, formData8: 8, formFlag: 1,
+	formRef1: 1, formRef2: 2, formRef4: 4, formRef8: 8, formRefSup4: 4, formRefSup8: 8, formRefSig8: 8,
+	formStrx1: 1, formStrx1 + 1: 2, formStrx1 + 2: 3, formStrx4: 4,
+	formAddrx1: 1, formAddrx1 + 1: 2, formAddrx1 + 2: 3, formAddrx4: 4,
+}
+
+// value reads an attribute. base is where the cursor's bytes begin in .debug_info.
+func (u *unit) value(c *cursor, base uint64, t attribute) value {
+	f := t.form
+	for f == formIndirect {
+		f = form(c.uleb())
+		if c.bad || f == formImplicit {
+			c.bad = true
+			return value{}
+		}
+	}
+	v := value{form: f}
+	switch f {
+	case formAddr:
+		v.n = c.number(int(u.addrSize))
+	case formBlock1:
+		c.take(c.number(1))
+	case formBlock2:
+		c.take(c.number(2))
+	case formBlock4:
+		c.take(c.number(4))
+	case formBlock, formExprloc:
+		c.take(c.uleb())
+	case formString:
+		v.n = base + uint64(c.at)
+		c.skipText()
+	case formSdata:
+		v.n = uint64(c.sleb())
+	case formUdata, formRefUdata, formStrx, formAddrx, formLoclistx, formRnglistx, formGNUAddr, formGNUStr:
+		v.n = c.uleb()
+	case formStrp, formLineStrp, formSecOffset, formStrpSup, formGNURefAlt, formGNUStrAlt:
+		v.n = c.offset(u.dwarf64)
+	case formRefAddr:
+		if u.version == 2 {
+			v.n = c.number(int(u.addrSize))
+		} else {
+			v.n = c.offset(u.dwarf64)
+		}
+	case formPresent:
+		v.n = 1
+	case formData16:
+		c.take(16)
+	case formImplicit:
+		v.n = uint64(t.value)
+	default:
+		if int(f) >= len(formSizes) || formSizes[f] == 0 {
+			c.bad = true
+			return value{}
+		}
+		v.n = c.number(int(formSizes[f]))
+	}
+	return v
+}
+
+// reference is where in .debug_info a value leads.
+func (u *unit) reference(v value) (off uint64, ok bool) {
+	switch v.form {
+	case formRef1, formRef2, formRef4, formRef8, formRefUdata:
+		return u.off + v.n, true
+	case formRefAddr:
+		return v.n, true
+	}
+	return 0, false // in another file
+}
+
+func (u *unit) text(v value) textRef {
+	switch v.form {
+	case formString:
+		return textRef{inInfo, v.n}
+	case formStrp:
+		return textRef{inStr, v.n}
+	case formLineStrp:
+		return textRef{inLineStr, v.n}
+	case formStrx, formStrx1, formStrx1 + 1, formStrx1 + 2, formStrx4:
+		return textRef{inStrOffsets, v.n}
+	}
+	return textRef{}
+}
+
+func (l *lines) read(u *unit, t textRef) string {
+	switch t.in {
+	case inInfo:
+		return l.info.text(t.off)
+	case inStr:
+		return l.str.text(t.off)
+	case inLineStr:
+		return l.lineStr.text(t.off)
+	case inLine:
+		return l.line.text(t.off)
+	case inStrOffsets:
+		if off, ok := l.entryOf(l.strOffsets, u.strOffsetsBase, t.off, u.offsetSize()); ok {
+			return l.str.text(off)
+		}
+	}
+	return ""
+}
+
+func (u *unit) offsetSize() uint64 {
+	if u.dwarf64 {
+		return 8
+	}
+	return 4
+}
+
+// entryOf is an entry of an array of numbers.
+func (l *lines) entryOf(e extent, base, i, size uint64) (uint64, bool) {
+	if i >= e.size/size {
+		return 0, false
+	}
+	c := &cursor{b: e.bytes(base+i*size, size), order: l.order}
+	n := c.number(int(size))
+	return n, !c.bad
+}
+
+func (l *lines) address(u *unit, v value) (uint64, bool) {
+	switch v.form {
+	case formAddr:
+		return v.n, true
+	case formAddrx, formAddrx1, formAddrx1 + 1, formAddrx1 + 2, formAddrx4, formGNUAddr:
+		return l.entryOf(l.addr, u.addrBase, v.n, uint64(u.addrSize))
+	}
+	return 0, false
+}
+
+// index reads the headers of all units.
+func (l *lines) index() {
+	const header = 64
+	l.work = 0
+	var entries []entry
+	without := false // some unit does not say what it covers
+	covered := map[uint64]bool{}
+	for off := uint64(0); off < l.info.size && len(l.units) < maxUnits; {
+		c := &cursor{b: l.info.bytes(off, header), order: l.order}
+		u, ok := l.header(c, off)
+		if u.end <= off || u.end > l.info.size {
+			break
+		}
+		next := u.end
+		if ok {
+			if ranges := l.describe(&u); u.hasLines || ranges != nil {
+				i := uint32(len(l.units))
+				for _, r := range ranges {
+					if len(entries) < maxUnitRanges && l.code(r.start) {
+						entries = append(entries, entry{start: r.start, end: r.end, name: i})
+					}
+				}
+				without = without || len(ranges) == 0
+				covered[u.off] = len(ranges) > 0
+			}
+			// Those without code may have the names of others.
+			l.units = append(l.units, u)
+		}
+		off = next
+	}
+	if without {
+		entries = l.addAranges(entries, covered)
+	}
+	l.units = slices.Clip(l.units)
+	sortNested(entries)
+	l.cover = cut(entries)
+}
+
+func sortNested(entries []entry) {
+	slices.SortStableFunc(entries, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(b.end, a.end), cmp.Compare(a.name, b.name))
+	})
+}
+
+// header reads how a unit begins, and reports whether it is one with code.
+func (l *lines) header(c *cursor, off uint64) (u unit, ok bool) {
+	u.off = off
+	length, dwarf64 := c.length()
+	u.dwarf64 = dwarf64
+	u.end = off + uint64(c.at) + length
+	if u.end < off {
+		u.end = 0
+	}
+	u.version = uint16(c.number(2))
+	const (
+		unitCompile, unitPartial, unitSkeleton = 1, 3, 4
+	)
+	kind := uint64(unitCompile)
+	switch {
+	case u.version >= 2 && u.version <= 4:
+		u.abbrev = c.offset(dwarf64)
+		u.addrSize = uint8(c.number(1))
+	case u.version == 5:
+		kind = c.number(1)
+		u.addrSize = uint8(c.number(1))
+		u.abbrev = c.offset(dwarf64)
+		if kind == unitSkeleton {
+			c.take(8) // the id of the file with the rest
+		}
+	default:
+		return u, false
+	}
+	u.dies = off + uint64(c.at)
+	return u, !c.bad && (u.addrSize == 4 || u.addrSize == 8) && (kind == unitCompile || kind == unitPartial || kind == unitSkeleton)
+}
+
+type span struct{ start, end uint64 }
+
+// describe reads the first entry of a unit, and what code it covers.
+func (l *lines) describe(u *unit) []span {
+	if u.version >= 5 {
+		// Behind the headers of these sections, unless the unit says where.
+		u.strOffsetsBase, u.addrBase, u.rnglistsBase = 8, 8, 12
+	}
+	for room := uint64(512); ; room *= 8 {
+		b := l.info.bytes(u.dies, min(room, u.end-u.dies))
+		c := &cursor{b: b, order: l.order}
+		code := c.uleb()
+		table, err := l.abbreviations(u.abbrev, code)
+		if err != nil || c.bad {
+			return nil
+		}
+		a, ok := table[code]
+		if !ok || a.tag != dwarf.TagCompileUnit && a.tag != dwarf.TagPartialUnit && a.tag != 0x4a {
+			return nil
+		}
+		var low, high, ranges value
+		for _, t := range a.attrs {
+			switch v := u.value(c, u.dies, t); t.attr {
+			case dwarf.AttrLanguage:
+				u.lang = langOf(v.n)
+			case dwarf.AttrStmtList:
+				u.stmtList, u.hasLines = v.n, true
+			case dwarf.AttrCompDir:
+				u.compDir = u.text(v)
+			case dwarf.AttrLowpc:
+				low = v
+			case dwarf.AttrHighpc:
+				high = v
+			case dwarf.AttrRanges:
+				ranges = v
+			case dwarf.AttrStrOffsetsBase:
+				u.strOffsetsBase = v.n
+			case dwarf.AttrAddrBase, 0x2133: // DW_AT_GNU_addr_base
+				u.addrBase = v.n
+			case dwarf.AttrRnglistsBase:
+				u.rnglistsBase = v.n
+			case 0x2132: // DW_AT_GNU_ranges_base
+				u.rangesBase = v.n
+			}
+		}
+		if c.bad && room < 64<<10 && uint64(len(b)) == room {
+			continue
+		}
+		if c.bad {
+			return nil
+		}
+		if u.lang == fault.LangUnknown {
+			u.lang = fault.LangNative
+		}
+		u.low, _ = l.address(u, low)
+		return l.rangesOf(u, nil, low, high, ranges)
+	}
+}
+
+// rangesOf appends what an entry covers.
+func (l *lines) rangesOf(u *unit, out []span, low, high, ranges value) []span {
+	switch ranges.form {
+	case 0:
+	case formRnglistx:
+		off, ok := l.entryOf(l.rnglists, u.rnglistsBase, ranges.n, u.offsetSize())
+		if !ok {
+			return out
+		}
+		return l.rangeList(u, out, u.rnglistsBase+off)
+	default:
+		if u.version >= 5 {
+			return l.rangeList(u, out, ranges.n)
+		}
+		return l.rangePairs(u, out, u.rangesBase+ranges.n)
+	}
+	start, ok := l.address(u, low)
+	if !ok {
+		return out
+	}
+	end, ok := l.address(u, high)
+	if !ok {
+		if high.form == 0 {
+			return out
+		}
+		end = start + high.n
+	}
+	if end > start {
+		out = append(out, span{start, end})
+	}
+	return out
+}
+
+// rangePairs reads a list of .debug_ranges.
+func (l *lines) rangePairs(u *unit, out []span, off uint64) []span {
+	base := u.low
+	size := int(u.addrSize)
+	all := ^uint64(0) >> (64 - 8*size)
+	for n := 0; n < maxUnitRanges; {
+		c := &cursor{b: l.ranges.bytes(off, 4096), order: l.order}
+		if l.work += len(c.b); len(c.b) < 2*size || l.work > maxWork {
+			break
+		}
+		for ; len(c.b)-c.at >= 2*size; n++ {
+			start, end := c.number(size), c.number(size)
+			switch {
+			case start == 0 && end == 0:
+				return out
+			case start == all:
+				base = end
+			case end > start && base+end > base+start:
+				out = append(out, span{base + start, base + end})
+			}
+		}
+		off += uint64(c.at)
+	}
+	return out
+}
+
+// rangeList reads a list of .debug_rnglists.
+func (l *lines) rangeList(u *unit, out []span, off uint64) []span {
+	const (
+		endOfList = iota
+		baseAddressx
+		startxEndx
+		startxLength
+		offsetPair
+		baseAddress
+		startEnd
+		startLength
+	)
+	const longest = 1 + 2*10
+	base := u.low
+	size := int(u.addrSize)
+	indexed := func(i uint64) uint64 {
+		at, _ := l.entryOf(l.addr, u.addrBase, i, uint64(size))
+		return at
+	}
+	for n := 0; n < maxUnitRanges; {
+		b := l.rnglists.bytes(off, 4096)
+		c := &cursor{b: b, order: l.order}
+		if l.work += len(b); l.work > maxWork {
+			break
+		}
+		for more := true; more; n++ {
+			var start, end uint64
+			switch c.number(1) {
+			case endOfList:
+				return out
+			case baseAddressx:
+				base = indexed(c.uleb())
+			case startxEndx:
+				start, end = indexed(c.uleb()), indexed(c.uleb())
+			case startxLength:
+				start = indexed(c.uleb())
+				end = start + c.uleb()
+			case offsetPair:
+				start, end = base+c.uleb(), base+c.uleb()
+			case baseAddress:
+				base = c.number(size)
+			case startEnd:
+				start, end = c.number(size), c.number(size)
+			case startLength:
+				start = c.number(size)
+				end = start + c.uleb()
+			default:
+				return out
+			}
+			if c.bad {
+				return out
+			}
+			if end > start {
+				out = append(out, span{start, end})
+			}
+			// At the end of the section whatever is left is enough, or bad.
+			more = len(b)-c.at >= longest || len(b) < 4096
+		}
+		off += uint64(c.at)
+	}
+	return out
+}
+
+// addAranges appends what .debug_aranges says of units that do not say it themselves.
+func (l *lines) addAranges(entries []entry, covered map[uint64]bool) []entry {
+	for off := uint64(0); off < l.aranges.size; {
+		c := &cursor{b: l.aranges.bytes(off, 64), order: l.order}
+		length, dwarf64 := c.length()
+		end := off + uint64(c.at) + length
+		version := c.number(2)
+		of := c.offset(dwarf64)
+		size, segment := int(c.number(1)), c.number(1)
+		if c.bad || end <= off || end > l.aranges.size {
+			break
+		}
+		i, found := slices.BinarySearchFunc(l.units, of, func(u unit, off uint64) int { return cmp.Compare(u.off, off) })
+		said, described := covered[of]
+		if found && described && !said && version == 2 && (size == 4 || size == 8) && segment == 0 {
+			pair := uint64(2 * size)
+			at := off + (uint64(c.at)+pair-1)/pair*pair
+			c := &cursor{b: l.aranges.bytes(at, min(end-at, maxNames)), order: l.order}
+			for len(entries) < maxUnitRanges {
+				start, n := c.number(size), c.number(size)
+				if c.bad || start == 0 && n == 0 {
+					break
+				}
+				if start+n > start && l.code(start) {
+					entries = append(entries, entry{start: start, end: start + n, name: uint32(i)})
+				}
+			}
+		}
+		off = end
+	}
+	return entries
+}
+
+// load reads a unit. One that cannot be read has nothing.
+func (l *lines) load(u *unit) {
+	code := &unitCode{}
+	l.work = 0
+	if u.hasLines {
+		code.table = l.lineTable(u)
+	}
+	if scopes, entries, err := l.scopes(u); err == nil {
+		sortNested(entries)
+		code.scopes, code.pieces = slices.Clip(scopes), cut(entries)
+	}
+	u.read = code
+	l.kept += code.size()
+	for l.kept > maxUnitBytes {
+		var oldest *unit
+		for i := range l.units {
+			if o := &l.units[i]; o.read != nil && o != u && (oldest == nil || o.used < oldest.used) {
+				oldest = o
+			}
+		}
+		if oldest == nil {
+			break
+		}
+		l.kept -= oldest.read.size()
+		oldest.read = nil
+	}
+}
+
+// scopes reads the functions of a unit.
+func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
+	if u.end-u.dies > maxUnit {
+		return nil, nil, errTooMuch
+	}
+	table, err := l.abbreviations(u.abbrev, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &cursor{b: l.info.bytes(u.dies, u.end-u.dies), order: l.order}
+	var (
+		scopes  []scope
+		entries []entry
+		spans   []span
+		parents []int32 // of the entries that are open
+	)
+	for c.at < len(c.b) {
+		die := u.dies + uint64(c.at)
+		code := c.uleb()
+		if code == 0 {
+			if len(parents) <= 1 {
+				break
+			}
+			parents = parents[:len(parents)-1]
+			continue
+		}
+		a, ok := table[code]
+		if !ok {
+			return nil, nil, errors.New("an entry has no abbreviation")
+		}
+		in := int32(-1)
+		if len(parents) > 0 {
+			in = parents[len(parents)-1]
+		}
+		var low, high, ranges value
+		s := scope{die: die, parent: in, inlined: a.tag == dwarf.TagInlinedSubroutine}
+		for _, t := range a.attrs {
+			switch v := u.value(c, u.dies, t); t.attr {
+			case dwarf.AttrLowpc:
+				low = v
+			case dwarf.AttrHighpc:
+				high = v
+			case dwarf.AttrRanges:
+				ranges = v
+			case dwarf.AttrCallFile:
+				s.callFile = uint32(v.n)
+			case dwarf.AttrCallLine:
+				s.callLine = uint32(v.n)
+			}
+		}
+		if c.bad {
+			return nil, nil, errors.New("an entry goes beyond its unit")
+		}
+		if a.tag == dwarf.TagSubprogram || s.inlined {
+			if !s.inlined {
+				s.parent = -1
+			}
+			spans = l.rangesOf(u, spans[:0], low, high, ranges)
+			if l.work > maxWork {
+				return nil, nil, errTooMuch
+			}
+			if len(spans) > 0 {
+				i := uint32(len(scopes))
+				for _, r := range spans {
+					if l.code(r.start) {
+						entries = append(entries, entry{start: r.start, end: r.end, name: i})
+					}
+				}
+				in = int32(i)
+				scopes = append(scopes, s)
+				if len(scopes) > maxScopes || len(entries) > maxUnitRanges {
+					return nil, nil, errTooMuch
+				}
+			} else if !s.inlined {
+				in = -1
+			}
+		}
+		if a.children {
+			if len(parents) >= maxNesting {
+				return nil, nil, errTooMuch
+			}
+			parents = append(parents, in)
+		}
+	}
+	return scopes, entries, nil
+}
+
+// functionName is the name of a function for the linker, or else for people, by where it
+// or a part of it is described.
+func (l *lines) functionName(die uint64) (name string, forLinker bool) {
+	l.work = 0
+	for range maxOrigins {
+		i := sort.Search(len(l.units), func(i int) bool { return l.units[i].off > die }) - 1
+		if i < 0 || die < l.units[i].dies || die >= l.units[i].end {
+			return "", false
+		}
+		u := &l.units[i]
+		// The attributes before the name are short, or else there is none.
+		c := &cursor{b: l.info.bytes(die, min(maxName, u.end-die)), order: l.order}
+		code := c.uleb()
+		table, err := l.abbreviations(u.abbrev, code)
+		if err != nil {
+			return "", false
+		}
+		var plain, linkage, origin value
+		for _, t := range table[code].attrs {
+			v := u.value(c, die, t)
+			if c.bad {
+				break
+			}
+			switch t.attr {
+			case dwarf.AttrName:
+				plain = v
+			case dwarf.AttrLinkageName, 0x2007: // DW_AT_MIPS_linkage_name
+				linkage = v
+			case dwarf.AttrAbstractOrigin, dwarf.AttrSpecification:
+				origin = v
+			}
+		}
+		if s := l.read(u, u.text(linkage)); s != "" {
+			return s, true
+		}
+		if origin.form == 0 {
+			return l.read(u, u.text(plain)), false
+		}
+		next, ok := u.reference(origin)
+		if !ok {
+			return l.read(u, u.text(plain)), false
+		}
+		die = next
+	}
+	return "", false
+}
+
+// fileName is the path of a file of a unit.
+func (l *lines) fileName(u *unit, i uint32) string {
+	t := &u.read.table
+	if t.version < 5 {
+		i-- // they begin with 1
+	}
+	if uint64(i) >= uint64(len(t.files)) {
+		return ""
+	}
+	f := t.files[i]
+	name := l.read(u, f.name)
+	dir := f.dir
+	if name == "" {
+		return ""
+	}
+	for range 2 {
+		if path.IsAbs(name) {
+			break
+		}
+		if t.version < 5 {
+			dir-- // the first is not in the list
+		}
+		var in string
+		if uint64(dir) < uint64(len(t.dirs)) {
+			in = l.read(u, t.dirs[dir])
+		}
+		if in != "" {
+			name = path.Join(in, name)
+		}
+		if path.IsAbs(name) {
+			break
+		}
+		if in := l.read(u, u.compDir); in != "" {
+			name = path.Join(in, name)
+		}
+		break
+	}
+	return path.Clean(name)
+}
+
+// langOf is the language of a DW_LANG.
+func langOf(n uint64) fault.Lang {
+	switch n {
+	case 0x04, 0x1a, 0x21, 0x2b, 0x3a: // C++, 11, 14, 17, 20
+		return fault.LangCPP
+	case 0x1c:
+		return fault.LangRust
+	case 0x16:
+		return fault.LangGo
+	}
+	return fault.LangNative
+}
