@@ -41,6 +41,7 @@ type traceOptions struct {
 	csv      bool
 	count    uint64
 	again    bool
+	stack    string // how stacks are taken, empty for none
 	pfn      bool
 	duration time.Duration
 
@@ -99,6 +100,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.BoolVar(&o.csv, "csv", false, "comma-separated values with a header line")
 	output.BoolVar(&o.pfn, "pfn", false, "tell where in the machine's memory each page is, for columns pfn and node (needs CAP_SYS_ADMIN)")
 	output.BoolVar(&o.again, "again", false, "remember the pages of up to 1,048,576 faults, for column again")
+	addStackFlag(output, &o.stack)
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
 

@@ -79,6 +79,8 @@ type printer struct {
 	out   *output
 	limit uint64           // of records, 0 for none
 	names *symbol.Resolver // nil if no section or symbol is shown
+	// stacks is nil if they are not taken.
+	stacks *stackNamer
 
 	printed uint64
 }
@@ -91,6 +93,11 @@ func (p *printer) done() bool {
 func (p *printer) take(batch *fault.Batch) error {
 	if p.names != nil {
 		p.names.Resolve(batch.Faults)
+	}
+	if p.stacks != nil {
+		if err := p.stacks.name(batch); err != nil {
+			return err
+		}
 	}
 	for i := range batch.Faults {
 		if p.done() {

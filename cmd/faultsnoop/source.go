@@ -26,6 +26,8 @@ type sourceOptions struct {
 	Buffer int
 	// Again remembers which pages have faulted.
 	Again bool
+	// Stacks takes the stack of each fault.
+	Stacks bool
 	// PFN tells frames and nodes.
 	PFN bool
 	// CountOnly has faults counted where they happen, with these tables.
@@ -44,7 +46,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 	opt := kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
 		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
-		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables,
+		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks,
 	}
 	plans, err := features.Plans(opt)
 	if err != nil {
@@ -84,7 +86,7 @@ func openPlan(plan kernel.Plan, opt kernel.Options, o sourceOptions) (source, er
 	}
 	return perfevent.Open(perfevent.Options{
 		Filter: o.Filter, Sample: o.Sample, CommandPID: o.CommandPID, Command: o.Command,
-		BufferPages: ringPages(o.Buffer),
+		BufferPages: ringPages(o.Buffer), Stacks: o.Stacks,
 	})
 }
 

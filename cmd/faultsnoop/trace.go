@@ -68,7 +68,7 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 		t := tracer{
 			traceOptions: o,
 			open: sourceOptions{
-				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer, Again: o.again, PFN: o.pfn,
+				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer, Again: o.again, PFN: o.pfn, Stacks: o.stack != "",
 			},
 			out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
 		}
@@ -172,6 +172,13 @@ func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	if to.names = resolver(to.enc, src.Session()); to.names != nil {
 		defer to.names.Close()
 	}
+	if t.open.Stacks {
+		var err error
+		if to.stacks, err = newStackNamer(src, &t.open, t.log); err != nil {
+			return err
+		}
+		defer func() { t.closing(to.stacks.close()) }()
+	}
 	p := pipeline{src: src, out: t.out, take: to.take, done: to.done}
 	t.out.buf = to.enc.AppendHeader(t.out.buf)
 	t.out.flush()
@@ -238,6 +245,13 @@ func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
+}
+
+// closing reports an error of giving back what is not needed any more, which is no failure.
+func (t *tracer) closing(err error) {
+	if err != nil {
+		t.log.Warn(err.Error())
+	}
 }
 
 // tellUnseen names the faults that neither the records nor the losses include.
@@ -311,7 +325,7 @@ func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {
-	o := view.Options{Format: t.format(), Columns: t.columns}
+	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.open.Stacks}
 	if t.columns == nil {
 		o.Width = max(textWidth, t.out.width)
 	}

@@ -109,6 +109,10 @@ func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 		return known(f, fault.HasAccess, uint32(f.Access))
 	case fault.ByMode:
 		return known(f, fault.HasMode, uint32(f.Mode))
+	case fault.ByStack:
+		return fault.Key{Value: f.StackID}
+	case fault.BySample:
+		return fault.Key{ID: f.TID, Value: f.StackID, Name: f.Comm, Process: f.PID, Kind: kindOf(f), Major: f.Is(fault.HasMajor) && f.Major}
 	case fault.ByResult:
 		return known(f, fault.HasResult, uint32(f.Result))
 	}

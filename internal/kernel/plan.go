@@ -47,8 +47,8 @@ const (
 	defaultRingBytes = 8 << 20
 	// maxPages is how many pages are remembered: 4 GiB of memory, in about 80 MiB.
 	maxPages = 1 << 20
-	// maxStacks is how many different stacks are told apart, in about 5 MiB.
-	maxStacks = 1 << 16
+	// maxStacks is how many different stacks are told apart, in about 3 MiB.
+	maxStacks = 1 << 15
 	// The reader, which looks by itself every 50 ms, is woken when this part of the
 	// ring is full, or this many bytes.
 	wakeFraction = 8

@@ -210,11 +210,7 @@ func continued(p *proc, m *process.Mapping) *fault.VMA {
 	if of == nil || !of.HasPgOff {
 		return nil
 	}
-	path, gone := process.FilePath(of.Path)
-	return &fault.VMA{
-		Start: of.Start, End: of.End, PgOff: of.PgOff, Flags: of.Flags,
-		Inode: of.Inode, Dev: of.Dev, Label: of.Label, Path: path, Deleted: gone,
-	}
+	return of.VMA()
 }
 
 // worthLook reports whether to read the process's mappings: when the address is in

@@ -118,6 +118,9 @@ func newSession(opt Options) *Session {
 		s.stacks = map[stackKey]uint64{}
 	}
 	s.tasks = newTasks(s.readProc, list, flt.Children)
+	if opt.Stacks {
+		s.tasks.ended = map[uint32]*proc{}
+	}
 	for _, tid := range flt.TIDs {
 		s.onlyTIDs[tid] = true
 	}

@@ -109,6 +109,7 @@ func (s *Session) Next(ctx context.Context) (*fault.Batch, error) {
 		}
 	}
 	s.batch.Faults, s.batch.Lost, s.batch.Stacks = s.batch.Faults[:0], s.batch.Lost[:0], nil
+	clear(s.tasks.ended)
 	if err := s.audit.before(s); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,9 @@
 package perfevent
 
-import "faultsnoop/internal/fault"
+import (
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/process"
+)
 
 // stackKey is a stack of one program of one process.
 type stackKey struct {
@@ -65,4 +68,21 @@ func splitChain(ips []uint64) fault.RawStack {
 		raw.End = fault.StackNone
 	}
 	return raw
+}
+
+// MappingsOf returns what the process pid has mapped, nil if that is not known. It may be
+// called for stacks of the latest batch, of processes that have ended too. What was
+// unmapped and not replaced meanwhile is there still.
+func (s *Session) MappingsOf(pid uint32, _ uint64) *process.Space {
+	p := s.tasks.procs[pid]
+	if p == nil {
+		p = s.tasks.ended[pid]
+	}
+	if p == nil {
+		return nil
+	}
+	if p.looked == 0 && s.readProc {
+		s.look(p)
+	}
+	return &p.space
 }

@@ -108,6 +108,8 @@ type tasks struct {
 	// sweepAt is the number of processes at which to look for those whose end was missed.
 	sweepAt int
 	images  uint32
+	// ended are the processes that have ended since it was emptied, if it is kept.
+	ended map[uint32]*proc
 }
 
 func (t *tasks) newImage() uint32 {
@@ -256,6 +258,9 @@ func (t *tasks) end(tid uint32) {
 	delete(t.threads, tid)
 	if th.proc.threads--; th.proc.threads <= 0 && t.procs[th.proc.pid] == th.proc {
 		delete(t.procs, th.proc.pid)
+		if t.ended != nil {
+			t.ended[th.proc.pid] = th.proc
+		}
 	}
 }
 

@@ -42,6 +42,15 @@ type Mapping struct {
 	cut     bool   // what another mapping left of a larger one
 }
 
+// VMA is what a fault on the mapping says of it.
+func (m *Mapping) VMA() *fault.VMA {
+	path, gone := FilePath(m.Path)
+	return &fault.VMA{
+		Start: m.Start, End: m.End, PgOff: m.PgOff, Flags: m.Flags,
+		Inode: m.Inode, Dev: m.Dev, Label: m.Label, Path: path, Deleted: gone,
+	}
+}
+
 // Never is an ExactSince that no time reaches.
 const Never = ^uint64(0)
 

@@ -32,6 +32,8 @@ type Options struct {
 	Width int
 	// Color marks major faults with terminal attributes.
 	Color bool
+	// Stacks adds the stack of each record to text and JSON.
+	Stacks bool
 	// Location of the clock in text; nil is the local one.
 	Location *time.Location
 }

@@ -46,6 +46,9 @@ func makeFields(columns []Column) []field {
 func (e *Encoder) appendJSON(b []byte, f *fault.Fault) []byte {
 	b = append(b, `{"type":"fault"`...)
 	b = e.appendFields(b, e.fields, f)
+	if e.opts.Stacks {
+		b = appendStackJSON(b, f.Stack)
+	}
 	return append(b, "}\n"...)
 }
 

@@ -43,7 +43,11 @@ func (e *Encoder) appendText(b []byte, f *fault.Fault) []byte {
 			b = append(b, reset...)
 		}
 	}
-	return append(b, '\n')
+	b = append(b, '\n')
+	if e.opts.Stacks {
+		b = appendStackText(b, f.Stack)
+	}
+	return b
 }
 
 func (e *Encoder) appendTextCell(b []byte, c *Column, f *fault.Fault, limit int) []byte {
