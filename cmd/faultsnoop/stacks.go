@@ -158,3 +158,28 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 	}
 	return frames
 }
+
+// profile is a table by stack or by sample with the stacks' names. What had no row, and
+// stacks that nobody has heard of, are faults without a stack.
+func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
+	none := &fault.Stack{End: fault.StackNone}
+	p := &fault.Profile{}
+	add := func(s fault.StackSample, c *fault.Cost) {
+		s.Faults, s.Time, s.Bytes = c.Faults(), c.Time, c.Bytes
+		p.Faults += s.Faults
+		p.Samples = append(p.Samples, s)
+	}
+	for key, cost := range t.Rows {
+		s := fault.StackSample{
+			Stack: n.named[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
+		}
+		if s.Stack == nil {
+			s.Stack = none
+		}
+		add(s, &cost)
+	}
+	if t.Other.Faults() > 0 {
+		add(fault.StackSample{Stack: none}, &t.Other)
+	}
+	return p
+}

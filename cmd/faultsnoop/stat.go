@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +23,8 @@ import (
 // statOptions are the flags of stat beside those of trace.
 type statOptions struct {
 	by       []fault.By
+	stackBy  []aggregate.StackBy
+	skip     bool // frames of runtimes
 	top      uint64
 	hist     bool
 	interval time.Duration
@@ -56,15 +59,22 @@ handled and the exit code is as in trace.`,
 		if err != nil {
 			return err
 		}
-		o.by = distinct(o.by)
-		if len(o.by) > fault.MaxTables {
-			return usagef("--by: %d tables, at most %d are counted at a time", len(o.by), fault.MaxTables)
+		tables := distinct(o.by)
+		if o.stackBy = distinct(o.stackBy); len(o.stackBy) > 0 {
+			tables = append(tables, fault.ByStack) // one for all of them
+		}
+		if len(tables) > fault.MaxTables {
+			return usagef("--by: %d tables, at most %d are counted at a time", len(tables), fault.MaxTables)
+		}
+		if o.skip && len(o.stackBy) == 0 {
+			return usagef("--skip-runtime: there is no table by function or line: add --by line")
 		}
 		s := statter{
 			tracer: tracer{
 				traceOptions: t,
 				open: sourceOptions{
-					Filter: filter, Sample: 1, Hook: t.hook, Command: args, Buffer: t.buffer, CountOnly: true, Tables: o.by,
+					Filter: filter, Sample: 1, Hook: t.hook, Command: args, Buffer: t.buffer, CountOnly: true, Tables: tables,
+					Stacks: len(o.stackBy) > 0,
 				},
 				out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
 			},
@@ -78,8 +88,8 @@ handled and the exit code is as in trace.`,
 }
 
 // distinct leaves out what was named before: a table twice would be added up.
-func distinct(by []fault.By) []fault.By {
-	var list []fault.By
+func distinct[T comparable](by []T) []T {
+	var list []T
 	for _, b := range by {
 		if !slices.Contains(list, b) {
 			list = append(list, b)
@@ -91,7 +101,8 @@ func distinct(by []fault.By) []fault.By {
 func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
 	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
-	output.Var(eachInto(&o.by, oneOf(fault.Names[fault.By](), fault.ParseBy)), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result (repeatable, or a list with commas; at most "+strconv.Itoa(fault.MaxTables)+")")
+	output.Var(each(o.addTable), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result, or, of the code that faulted, by function, line, stack or module (repeatable, or a list with commas; at most "+strconv.Itoa(fault.MaxTables)+", of which those of code are one)")
+	output.BoolVar(&o.skip, "skip-runtime", false, "count faults for the innermost function that is not of libc, an allocator, an interpreter or the kernel")
 	output.Uint64Var(&o.top, "top", 10, "show the dearest `N` rows of each table, 0 all")
 	output.BoolVar(&o.hist, "hist", false, "draw a histogram of the latencies of each kind")
 	output.VarP(into(&o.interval, parseDuration), "interval", "i", "show the counts of every `DURATION`, as in 1s, and those of the whole run at the end")
@@ -101,7 +112,32 @@ func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	t.addGroups(cmd, []flagGroup{
 		{"TARGET", t.targetFlags()}, {"FILTER", t.filterFlags()}, {"OUTPUT", output}, {"ADVANCED", t.advancedFlags()},
 	}, false)
-	complete(cmd, "by", fault.Names[fault.By]())
+	complete(cmd, "by", tableNames())
+}
+
+// tableNames are the words for --by.
+func tableNames() []string {
+	var names []string
+	for by := fault.ByProcess; by <= fault.ByResult; by++ {
+		names = append(names, by.String())
+	}
+	for by := aggregate.ByFunction; by <= aggregate.ByModule; by++ {
+		names = append(names, by.String())
+	}
+	return names
+}
+
+func (o *statOptions) addTable(word string) error {
+	if by, ok := aggregate.ParseStackBy(word); ok && by != aggregate.ByStack || word == aggregate.ByStack.String() {
+		o.stackBy = append(o.stackBy, by)
+		return nil
+	}
+	by, ok := fault.ParseBy(word)
+	if !ok || by > fault.ByResult {
+		return fmt.Errorf("unknown word%s; valid are %s", suggestion(word, tableNames()), strings.Join(tableNames(), ", "))
+	}
+	o.by = append(o.by, by)
+	return nil
 }
 
 // statter is one run of the stat command.
@@ -150,14 +186,22 @@ func (c *recordCounter) Rows() (*fault.Rows, error) { return c.counter.Rows(), n
 
 // follow lets the command run and shows what was counted, at intervals and in the end.
 func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
+	m := meter{statter: s, users: map[uint32]string{}}
+	if s.open.Stacks {
+		var err error
+		if m.stacks, err = newStackNamer(src, &s.open, s.log); err != nil {
+			return err
+		}
+		defer func() { s.closing(m.stacks.close()) }()
+	}
 	s.begin(src.Session())
 	if err := s.release(child, end); err != nil {
 		return err
 	}
 	ctx, cancel := s.limit(ctx)
 	defer cancel()
-	c := counted(src, s.by)
-	m := meter{statter: s, src: c, begin: time.Now(), users: map[uint32]string{}}
+	c := counted(src, s.open.Tables)
+	m.src, m.begin = c, time.Now()
 	m.last = m.begin
 	p := pipeline{src: c, out: s.out, take: m.tick, done: func() bool { return s.out.err != nil }}
 	err := s.runReporting(ctx, &p)
@@ -193,6 +237,7 @@ type meter struct {
 	src         counting
 	begin, last time.Time
 	before      aggregate.Snapshot
+	stacks      *stackNamer // nil if none are taken
 	// users are the names that were asked for.
 	users map[uint32]string
 }
@@ -208,7 +253,12 @@ func (m *meter) user(uid uint32) string {
 }
 
 // tick is called for each batch, several times a second.
-func (m *meter) tick(*fault.Batch) error {
+func (m *meter) tick(batch *fault.Batch) error {
+	if m.stacks != nil {
+		if err := m.stacks.name(batch); err != nil {
+			return err
+		}
+	}
 	if m.interval == 0 || time.Since(m.last) < m.interval {
 		return nil
 	}
@@ -225,6 +275,9 @@ func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.
 	if err != nil {
 		return fmt.Errorf("reading the counters: %w", err)
 	}
+	if m.stacks != nil {
+		m.stacks.add(rows.Stacks)
+	}
 	now := aggregate.Snapshot{Rows: rows, Counters: counters}
 	diff := now.Since(since)
 	m.last = end
@@ -234,6 +287,7 @@ func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.
 		Top: int(m.top), Hist: m.hist, User: m.user, Cgroup: func(id uint64) string { return cgroups()[id] },
 	}
 	m.before = now.Copy()
+	m.divideByCode(&st)
 	switch {
 	case m.json:
 		m.out.buf, err = st.AppendJSON(m.out.buf)
@@ -251,4 +305,17 @@ func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.
 	}
 	m.out.flush()
 	return err
+}
+
+// divideByCode puts the tables of the code that faulted in place of that by stack.
+func (m *meter) divideByCode(st *view.Stat) {
+	if m.stacks == nil {
+		return
+	}
+	last := len(st.Rows.Tables) - 1
+	p := m.stacks.profile(&st.Rows.Tables[last])
+	st.Rows.Tables = st.Rows.Tables[:last]
+	for _, by := range m.stackBy {
+		st.Stacks = append(st.Stacks, aggregate.TableOf(p, by, m.skip))
+	}
 }

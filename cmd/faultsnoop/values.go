@@ -56,13 +56,23 @@ func intoPtr[T any](dst **T, parse func(string) (T, error)) *value {
 
 // eachInto makes a repeatable flag that also takes lists with commas.
 func eachInto[T any](dst *[]T, parse func(string) (T, error)) *value {
+	return each(func(word string) error {
+		v, err := parse(word)
+		if err == nil {
+			*dst = append(*dst, v)
+		}
+		return err
+	})
+}
+
+// each makes a value of a flag whose words, in a list with commas or by several flags, are
+// handed to add.
+func each(add func(string) error) *value {
 	return &value{set: func(text string) error {
 		for word := range strings.SplitSeq(text, ",") {
-			v, err := parse(strings.TrimSpace(word))
-			if err != nil {
+			if err := add(strings.TrimSpace(word)); err != nil {
 				return err
 			}
-			*dst = append(*dst, v)
 		}
 		return nil
 	}}
