@@ -50,14 +50,28 @@ func appendPlace(b []byte, f *fault.Frame) []byte {
 	switch {
 	case f.File != "":
 		b = appendEscaped(append(b, ' '), f.File, 0)
-		if f.Line > 0 {
-			b = appendUint(append(b, ':'), uint64(f.Line))
-		}
+		b = appendLine(b, f)
 	case f.Func != "" && f.Module != "":
 		b = append(b, " ("...)
 		b = append(appendEscaped(b, path.Base(f.Module), 0), ')')
 	}
 	return b
+}
+
+// appendSource appends, behind a blank, the name of a frame's source file, without its folder,
+// and the line; nothing if they are not known.
+func appendSource(b []byte, f *fault.Frame) []byte {
+	if f.File == "" {
+		return b
+	}
+	return appendLine(append(append(b, ' '), shown(path.Base(f.File))...), f)
+}
+
+func appendLine(b []byte, f *fault.Frame) []byte {
+	if f.Line == 0 {
+		return b
+	}
+	return appendUint(append(b, ':'), uint64(f.Line))
 }
 
 // appendFrameName appends a frame's function or, where that is not known, its module and the
@@ -218,4 +232,13 @@ func nameOfProcess(s *fault.StackSample) string {
 		return string(appendEscaped(nil, name, 0))
 	}
 	return shown(string(name))
+}
+
+// langColours are the fills of frames. They are light enough for dark text, and differ in
+// lightness as well as in hue, so that they stay apart for eyes that tell few hues apart.
+var langColours = [...]string{
+	fault.LangUnknown: "#c3c7cd", fault.LangKernel: "#e9a23b", fault.LangNative: "#9cc3e6", fault.LangCPP: "#6ea6dc",
+	fault.LangRust: "#e0805a", fault.LangGo: "#5bc0ae", fault.LangPython: "#f3e36a", fault.LangJava: "#d99cc4",
+	fault.LangNode: "#b4d66a", fault.LangRuby: "#f2a7a7", fault.LangPerl: "#bcaae3", fault.LangPHP: "#a9b4ea",
+	fault.LangDotNet: "#caa2de", fault.LangBEAM: "#d88fb0",
 }
