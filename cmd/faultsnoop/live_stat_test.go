@@ -121,7 +121,10 @@ func TestWorkloadsStat(t *testing.T) {
 		reports := make([]*workload.Report, len(list))
 		for i, h := range holding {
 			if h != nil {
-				reports[i] = h.finish(t)
+				reports[i] = h.end(t)
+				if rep := reports[i]; !rep.Exact && !takenAgain(rep) {
+					t.Fatalf("the kernel counted other faults than the workload expects: %+v", rep)
+				}
 			}
 		}
 		counting.waitLines(t, 2) // the header and an interval: what is left is another one
@@ -152,6 +155,13 @@ func TestWorkloadsStat(t *testing.T) {
 	})
 }
 
+// takenAgain reports whether a page of a shared file may have faulted once more: its entry
+// changed while it was made writable, as by aging that clears the bit for accesses
+// (finish_mkwrite_fault in mm/memory.c). What was counted must be seen all the same.
+func takenAgain(rep *workload.Report) bool {
+	return rep.Kind == "mkwrite" && rep.Minflt > rep.Faults && rep.Majflt == 0
+}
+
 // checkPages compares a workload's own count with the rows of its pages and mappings.
 func checkPages(t *testing.T, c *statRun, rep *workload.Report) {
 	t.Helper()
@@ -165,7 +175,7 @@ func checkPages(t *testing.T, c *statRun, rep *workload.Report) {
 				n.add(&r.statCost)
 			}
 		}
-		if n.Minor != uint64(rep.Minflt) || n.Major != uint64(rep.Majflt) || n.Faults != uint64(rep.Faults) || n.Untimed != 0 {
+		if n.Minor != uint64(rep.Minflt) || n.Major != uint64(rep.Majflt) || n.Faults != n.Minor+n.Major || n.Untimed != 0 {
 			t.Errorf("by %s: %+v; getrusage %d minor and %d major", by, n.sums(), rep.Minflt, rep.Majflt)
 		}
 	}

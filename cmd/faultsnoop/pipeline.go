@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"faultsnoop/internal/fault"
@@ -36,16 +37,21 @@ type pipeline struct {
 	take func(*fault.Batch) error
 	done func() bool
 
-	// ended is when run met the end, before it stopped the source: that takes its time.
+	// ended is when the end came, before the source was stopped: that takes its time.
 	ended time.Time
 }
 
 // run goes on until ctx is done, nothing more is wanted or the output is gone.
 // Then it stops the source and takes what is left in it.
 func (p *pipeline) run(ctx context.Context) error {
+	var cancelled atomic.Pointer[time.Time]
+	unwatch := context.AfterFunc(ctx, func() { now := time.Now(); cancelled.Store(&now) })
 	defer func() {
-		if p.ended.IsZero() { // by an error
+		if unwatch(); p.ended.IsZero() { // by an error
 			p.ended = time.Now()
+		}
+		if at := cancelled.Load(); at != nil && at.Before(p.ended) {
+			p.ended = *at
 		}
 	}()
 	for stopped := false; ; {

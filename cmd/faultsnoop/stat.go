@@ -206,12 +206,15 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	p := pipeline{src: c, out: s.out, take: m.tick, done: func() bool { return s.out.err != nil }}
 	err := s.runReporting(ctx, &p)
 	// Also when something has failed, what was counted before is shown.
-	whole := view.Run
+	whole, ended := view.Run, p.ended
+	if ended.Before(m.last) { // while an interval was shown
+		ended = m.last
+	}
 	if s.interval > 0 { // what is left of the last one
-		err = errors.Join(err, m.show(&m.before, m.last, p.ended, view.Interval))
+		err = errors.Join(err, m.show(&m.before, m.last, ended, view.Interval))
 		whole = view.Intervals
 	}
-	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, p.ended, whole))
+	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, ended, whole))
 	s.out.close()
 	if err := errors.Join(err, s.out.failure()); err != nil {
 		return s.abandon(err, child)
