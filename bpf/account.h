@@ -44,9 +44,9 @@ static __always_inline void tally(struct tally *t, const struct fault_record *re
 
 /*
  * Sends the fault in st->rec, or counts why not. ctx is the context of the program if the
- * thread is still in the fault, else NULL.
+ * thread is still in the fault, else NULL, and place where its stack may be put together.
  */
-static __always_inline void emit(struct task_state *st, void *ctx)
+static __always_inline void emit(struct task_state *st, void *ctx, __u32 place)
 {
 	struct fault_record *rec = &st->rec;
 	struct counters *c = counters();
@@ -66,7 +66,7 @@ static __always_inline void emit(struct task_state *st, void *ctx)
 	tally(&c->matched, rec);
 	rec->stack = 0;
 	if (take_stacks && ctx)
-		take_stack(st, ctx);
+		take_stack(st, ctx, place);
 	if (count_only) {
 		count_fault(st, current_task());
 		return;
@@ -148,7 +148,7 @@ static __always_inline struct growth finish_unheard(struct task_state *st, struc
 	} else {
 		rec->result = RESULT_INTERRUPTED;
 	}
-	emit(st, NULL);
+	emit(st, NULL, 0);
 	return g;
 }
 
@@ -219,8 +219,7 @@ static __always_inline void forget_image(struct task_state *st, struct task_stru
 	if (st->exec_id == exec_id && st->rec.image)
 		return;
 	st->exec_id = exec_id;
-	st->rec.image = exec_id << 24 ^ BPF_CORE_READ(task, group_leader, start_time) >> 10;
-	st->rec.image |= 1;
+	st->rec.image = image_of(task);
 	st->vma_mm = st->table_mm = st->exe_match = 0;
 }
 
@@ -316,7 +315,7 @@ static __always_inline void name_task(struct fault_record *rec, struct task_stru
  * grown; if not, settle_all has just counted it as unseen.
  */
 static __always_inline void end(struct task_state *st, struct task_struct *task, __u8 result,
-				bool major, void *ctx)
+				bool major, void *ctx, __u32 place)
 {
 	struct growth g = take_growth(st, task);
 	struct fault_record *rec = &st->rec;
@@ -342,6 +341,6 @@ static __always_inline void end(struct task_state *st, struct task_struct *task,
 		if (result == RESULT_OK)
 			remember(st, task);
 	}
-	emit(st, ctx);
+	emit(st, ctx, place);
 }
 #endif

@@ -48,7 +48,7 @@ enum maple_type {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long di, si, dx, cx, r8, r9, ax, bp, ip, sp, cs;
+	unsigned long di, si, dx, cx, r8, r9, ax, bp, ip, sp, cs, orig_ax;
 };
 struct bpf_perf_event_data {
 	struct pt_regs regs;
@@ -66,6 +66,7 @@ struct pt_regs {
 	__u64 sp;
 	__u64 pc;
 	__u64 pstate;
+	__s32 syscallno;
 };
 struct bpf_perf_event_data {
 	struct user_pt_regs regs;

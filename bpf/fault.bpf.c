@@ -272,7 +272,7 @@ static __always_inline void exit_mm_fault(void *ctx, __u32 ret)
 	/* A signal follows, which must not become a second record. */
 	st->raised = st->rec.mode == MODE_USER && result != RESULT_OK && result != RESULT_OOM;
 	/* mm_account_fault: what had to be tried again is major. */
-	end(st, task, result, ret & ret_major || st->last_flags & flag_tried, ctx);
+	end(st, task, result, ret & ret_major || st->last_flags & flag_tried, ctx, PLACE_FAULT);
 }
 
 /*
@@ -459,7 +459,7 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 		return;
 	if (!st->ignored)
 		find_vma(st, task, true);
-	end(st, task, RESULT_OK, major, ctx);
+	end(st, task, RESULT_OK, major, ctx, PLACE_FAULT);
 }
 
 SEC("perf_event")
@@ -554,12 +554,12 @@ int refuse(__u64 *ctx)
 		find_vma_unlocked(st, task);
 	/* What begin_refused begins is in no phase; a variable would make the verifier go twice. */
 	if (st->phase == HANDLING) {
-		end(st, task, result, false, ctx);
+		end(st, task, result, false, ctx, PLACE_SIGNAL);
 		return 0;
 	}
 	st->rec.end_ns = st->rec.start_ns;
 	st->rec.result = result;
-	emit(st, ctx);
+	emit(st, ctx, PLACE_SIGNAL);
 	return 0;
 }
 
@@ -653,5 +653,52 @@ int settle_all(struct bpf_iter__task *ctx)
 	st = find_state(task);
 	if (st)
 		count_unseen(st, take_growth(st, task));
+	return 0;
+}
+
+/* The numbers of the system calls that map memory where they say. */
+#if defined(__TARGET_ARCH_x86)
+enum { SYS_MMAP = 9, SYS_BRK = 12, SYS_MREMAP = 25 };
+#else
+enum { SYS_BRK = 214, SYS_MREMAP = 216, SYS_MMAP = 222 };
+#endif
+
+/* Who has mapped memory: the stacks of the calls that did. */
+SEC("tp_btf/sys_exit")
+int note_mapping(__u64 *ctx)
+{
+	struct pt_regs *regs = (void *)ctx[0];
+	struct mapping_record rec = { .type = RECORD_MAPPING };
+	__u64 ret = ctx[1], size;
+	struct task_struct *task;
+	long nr;
+
+#if defined(__TARGET_ARCH_x86)
+	if (regs->cs == USER32_CS)
+		return 0;
+	nr = regs->orig_ax;
+	size = nr == SYS_MREMAP ? regs->dx : regs->si;
+#else
+	nr = regs->syscallno;
+	size = nr == SYS_MREMAP ? regs->regs[2] : regs->regs[1];
+#endif
+	if ((nr != SYS_MMAP && nr != SYS_MREMAP && nr != SYS_BRK) || (__s64)ret < 0 || !armed)
+		return 0;
+	task = current_task();
+	if (!process_matches(task, NULL, false))
+		return 0;
+	rec.pid = observed_ids(task).pid;
+	rec.image = image_of(task);
+	rec.time_ns = bpf_ktime_get_ns();
+	rec.start = ret;
+	rec.end = ret + size;
+	if (nr == SYS_BRK) {
+		rec.brk = true;
+		rec.start = BPF_CORE_READ(task, mm, start_brk);
+		rec.end = ret;
+	}
+	rec.stack = take_caller(task);
+	if (bpf_ringbuf_output(&records, &rec, sizeof(rec), wakeup()))
+		count(mappings_lost);
 	return 0;
 }

@@ -22,6 +22,7 @@ enum record_type {
 	RECORD_SELFTEST = 3,
 	RECORD_MAX = 4,
 	RECORD_STACK = 5,
+	RECORD_MAPPING = 6,
 };
 
 enum mode {
@@ -211,6 +212,16 @@ struct page_key {
 	__u64 page;
 };
 
+/* A system call that has mapped memory. */
+struct mapping_record {
+	__u32 type;
+	__u32 pid, image; /* as in a fault_record */
+	__u32 brk;	  /* it has moved the end of the heap there */
+	__u64 time_ns;
+	__u64 start, end;
+	__u64 stack; /* id of its stack_record, 0 if it has none */
+};
+
 /* Faults by how they ended. */
 struct tally {
 	__u64 minor, major, failed;
@@ -224,10 +235,11 @@ struct counters {
 	struct tally unseen;	/* in min_flt or maj_flt, but without a record */
 	__u64 lost_children;	/* processes that could not be followed */
 	__u64 filtered;
-	__u64 untimed;	    /* records of completions that were not heard of */
-	__u64 unremembered; /* pages for which there was no room in pages_seen */
-	__u64 stackless;    /* faults for whose stack there was no room */
-	__u64 pad[7];	    /* to whole cache lines */
+	__u64 untimed;	     /* records of completions that were not heard of */
+	__u64 unremembered;  /* pages for which there was no room in pages_seen */
+	__u64 stackless;     /* faults for whose stack there was no room */
+	__u64 mappings_lost; /* calls that have mapped memory, without room for their record */
+	__u64 pad[6];	     /* to whole cache lines */
 };
 
 enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };

@@ -27,8 +27,9 @@ const volatile bool has_task_pt_regs;
  */
 const volatile __u64 stack_seed;
 
-/* Puts the type into BTF, from which the Go side is made. */
+/* Puts the types into BTF, from which the Go side is made. */
 struct stack_record *stack_record_type __attribute__((unused));
+struct mapping_record *mapping_record_type __attribute__((unused));
 
 /*
  * The stacks that were sent: id to a second hash of the same frames. Whoever finds another
@@ -41,10 +42,20 @@ struct {
 	__type(value, __u64);
 } stacks SEC(".maps");
 
-/* Where a stack is put together. All programs that complete a fault cannot be preempted. */
+/*
+ * Where a stack is put together: one place for each kind of program, since one on a
+ * tracepoint may be preempted (Linux 7.0), and run by another task only after that.
+ */
+enum stack_place {
+	PLACE_FAULT,  /* perf events, kprobes, and fentry on kernels that do not preempt it */
+	PLACE_SIGNAL, /* refuse */
+	PLACE_CALL,   /* note_mapping */
+	PLACES,
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, PLACES);
 	__type(key, __u32);
 	__type(value, struct stack_record);
 } stack_scratch SEC(".maps");
@@ -199,41 +210,63 @@ static __always_inline __u64 intern(struct stack_record *rec)
 	return 0;
 }
 
-/* Takes the stack of the fault that ctx, the context of a program, is about. */
-static __noinline int take_stack(struct task_state *st, void *ctx)
+/* Begins a stack of the current thread. NULL cannot happen, but the verifier wants to hear it. */
+static __always_inline struct stack_record *begin_stack(struct task_struct *task, __u32 place)
 {
-	struct task_struct *task = current_task();
-	struct fault_record *fault = &st->rec;
-	struct user_regs regs = {};
-	struct stack_record *rec;
-	__u32 zero = 0;
+	struct stack_record *rec = bpf_map_lookup_elem(&stack_scratch, &place);
+	struct ids ids = observed_ids(task);
 
-	rec = bpf_map_lookup_elem(&stack_scratch, &zero);
 	if (!rec)
-		return 0;
+		return NULL;
 	rec->type = RECORD_STACK;
-	rec->pid = fault->pid;
-	rec->host_pid = fault->host_pid;
-	rec->image = fault->image;
-	rec->time_ns = fault->end_ns;
-	__builtin_memcpy(rec->process, fault->process, COMM_LEN);
+	rec->pid = ids.pid;
+	rec->host_pid = READ_TASK(task, tgid);
+	rec->image = image_of(task);
+	rec->time_ns = bpf_ktime_get_ns();
+	BPF_CORE_READ_INTO(&rec->process, task, group_leader, comm);
 	rec->kernel = rec->user = 0;
-	rec->id = stack_seed ^ fault->pid;
-	rec->check = stack_seed ^ (__u64)fault->image << 32;
+	rec->id = stack_seed ^ ids.pid;
+	rec->check = stack_seed ^ (__u64)rec->image << 32;
 	rec->end = STACK_NONE;
-	if (fault->mode != MODE_USER) {
-		walk_kernel(rec, ctx);
-		rec->kernel = rec->user;
-		rec->user = 0;
-	}
+	return rec;
+}
+
+static __always_inline __u64 finish_stack(struct stack_record *rec, struct task_struct *task)
+{
+	struct user_regs regs = {};
+
 	if (read_user_regs(task, &regs))
 		walk_user(rec, &regs);
 	/* How it ends and where its parts meet are of it too. */
 	rec->id ^= rec->end ^ rec->kernel << 8;
-	fault->stack = intern(rec);
-	if (!fault->stack)
+	return intern(rec);
+}
+
+/* Takes the stack of the fault that ctx, the context of a program, is about. */
+static __noinline int take_stack(struct task_state *st, void *ctx, __u32 place)
+{
+	struct task_struct *task = current_task();
+	struct stack_record *rec = begin_stack(task, place);
+
+	if (!rec)
+		return 0;
+	if (st->rec.mode != MODE_USER) {
+		walk_kernel(rec, ctx);
+		rec->kernel = rec->user;
+		rec->user = 0;
+	}
+	st->rec.stack = finish_stack(rec, task);
+	if (!st->rec.stack)
 		count(stackless);
 	return 0;
+}
+
+/* Takes the stack of a thread that is about to return from a system call. */
+static __noinline __u64 take_caller(struct task_struct *task)
+{
+	struct stack_record *rec = begin_stack(task, PLACE_CALL);
+
+	return rec ? finish_stack(rec, task) : 0;
 }
 
 #endif

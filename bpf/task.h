@@ -216,6 +216,14 @@ static __always_inline struct ids observed_ids(struct task_struct *task)
 	return ids;
 }
 
+/* A number that changes with each exec, and is another one for a later process of this id. */
+static __always_inline __u32 image_of(struct task_struct *task)
+{
+	__u64 born = BPF_CORE_READ(task, group_leader, start_time);
+
+	return (__u32)(READ_TASK(task, self_exec_id) << 24 ^ born >> 10) | 1;
+}
+
 /* The bits of a task's state (include/linux/sched.h). */
 #define TASK_RUNNING 0
 #define TASK_INTERRUPTIBLE 0x1

@@ -42,6 +42,7 @@ type traceOptions struct {
 	count    uint64
 	again    bool
 	stack    string // how stacks are taken, empty for none
+	mapper   bool
 	pfn      bool
 	duration time.Duration
 
@@ -101,6 +102,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.BoolVar(&o.pfn, "pfn", false, "tell where in the machine's memory each page is, for columns pfn and node (needs CAP_SYS_ADMIN)")
 	output.BoolVar(&o.again, "again", false, "remember the pages of up to 1,048,576 faults, for column again")
 	addStackFlag(output, &o.stack)
+	output.BoolVar(&o.mapper, "mapper", false, "with --stack: show too who has mapped the memory (mmap, mremap, brk)")
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
 
@@ -207,6 +209,10 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
+	case o.mapper && o.stack == "":
+		return usagef("--mapper shows a second stack beside the first: add --stack")
+	case o.mapper && o.hook == string(kernel.Perf):
+		return usagef("--hook perf does not hear of who maps memory: leave --mapper out, or --hook")
 	case o.hook == string(kernel.Perf) && len(o.kinds) > 0 && !slices.ContainsFunc(o.kinds, perfevent.Tells):
 		return usagef("--hook perf cannot tell any of these kinds: leave --kind out, or --hook")
 	}

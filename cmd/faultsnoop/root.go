@@ -119,7 +119,7 @@ func newRootCmd(open opener) *cobra.Command {
 		}
 		return usagef("invalid value %q for --%s: %s", invalid.GetValue(), invalid.GetFlag().Name, whyInvalid(invalid))
 	})
-	root.AddCommand(newTraceCmd(open), newStatCmd(open), newDoctorCmd(), newWorkloadCmd())
+	root.AddCommand(newTraceCmd(open), newStatCmd(open), newFlameCmd(open), newDoctorCmd(), newWorkloadCmd())
 	for _, cmd := range root.Commands() {
 		markUsageErrors(cmd)
 	}

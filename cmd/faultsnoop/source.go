@@ -26,8 +26,8 @@ type sourceOptions struct {
 	Buffer int
 	// Again remembers which pages have faulted.
 	Again bool
-	// Stacks takes the stack of each fault.
-	Stacks bool
+	// Stacks takes the stack of each fault, and Mappers that of each call that maps memory.
+	Stacks, Mappers bool
 	// PFN tells frames and nodes.
 	PFN bool
 	// CountOnly has faults counted where they happen, with these tables.
@@ -46,7 +46,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 	opt := kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
 		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
-		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks,
+		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks, Mappers: o.Mappers,
 	}
 	plans, err := features.Plans(opt)
 	if err != nil {
@@ -83,6 +83,9 @@ func openPlan(plan kernel.Plan, opt kernel.Options, o sourceOptions) (source, er
 	}
 	if o.Again {
 		return nil, errors.New("remembering pages: hook perf does not, and no other works here: leave --again out")
+	}
+	if o.Mappers {
+		return nil, errors.New("finding who has mapped memory: hook perf does not, and no other works here: leave --mapper out")
 	}
 	return perfevent.Open(perfevent.Options{
 		Filter: o.Filter, Sample: o.Sample, CommandPID: o.CommandPID, Command: o.Command,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"faultsnoop/internal/aggregate"
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/perfevent"
 	"faultsnoop/internal/process"
@@ -41,12 +42,14 @@ type stackNamer struct {
 	resolver *symbol.Resolver
 	kernel   *symbol.Kernel // nil if its symbols cannot be read
 	named    map[uint64]*fault.Stack
+	process  map[uint64]fault.Comm // whose stack it is
+	mappers  aggregate.Mappers
 }
 
 // newStackNamer is to be called before the traced command runs, whose mappings are heard
 // of from then on.
 func newStackNamer(src source, open *sourceOptions, log *slog.Logger) (*stackNamer, error) {
-	n := &stackNamer{named: map[uint64]*fault.Stack{}}
+	n := &stackNamer{named: map[uint64]*fault.Stack{}, process: map[uint64]fault.Comm{}}
 	if session, ok := src.(*perfevent.Session); ok {
 		n.maps = session
 	} else {
@@ -82,8 +85,17 @@ func (n *stackNamer) name(batch *fault.Batch) error {
 		}
 	}
 	n.add(batch.Stacks)
+	calls := batch.Mappings
 	for i := range batch.Faults {
-		batch.Faults[i].Stack = n.named[batch.Faults[i].StackID]
+		f := &batch.Faults[i]
+		for len(calls) > 0 && calls[0].Time <= f.End {
+			n.mappers.Add(&calls[0])
+			calls = calls[1:]
+		}
+		f.Stack, f.Mapper = n.named[f.StackID], n.named[n.mappers.Of(f)]
+	}
+	for i := range calls {
+		n.mappers.Add(&calls[i])
 	}
 	return nil
 }
@@ -92,6 +104,7 @@ func (n *stackNamer) name(batch *fault.Batch) error {
 func (n *stackNamer) add(stacks []fault.RawStack) {
 	for i := range stacks {
 		n.named[stacks[i].ID] = n.stack(&stacks[i])
+		n.process[stacks[i].ID] = stacks[i].Process
 	}
 }
 
@@ -171,7 +184,7 @@ func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
 	}
 	for key, cost := range t.Rows {
 		s := fault.StackSample{
-			Stack: n.named[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
+			Stack: n.named[key.Value], Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
 		}
 		if s.Stack == nil {
 			s.Stack = none

@@ -68,7 +68,7 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 		t := tracer{
 			traceOptions: o,
 			open: sourceOptions{
-				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer, Again: o.again, PFN: o.pfn, Stacks: o.stack != "",
+				Filter: filter, Sample: max(o.sample, 1), Hook: o.hook, Command: args, Buffer: o.buffer, Again: o.again, PFN: o.pfn, Stacks: o.stack != "", Mappers: o.mapper,
 			},
 			out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
 		}
@@ -325,7 +325,7 @@ func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {
-	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.open.Stacks}
+	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.open.Stacks, Mappers: t.open.Mappers}
 	if t.columns == nil {
 		o.Width = max(textWidth, t.out.width)
 	}

@@ -9,6 +9,8 @@ type Batch struct {
 	Faults []Fault
 	// Stacks are those that faults of this batch or of later ones are the first to have.
 	Stacks []RawStack
+	// Mappings are calls in the order of their times, if they were asked for.
+	Mappings []MappingCall
 	// Lost holds what has been lost since the last batch, by cause.
 	Lost []Loss
 }
@@ -41,6 +43,8 @@ type Counters struct {
 	Unremembered uint64
 	// Stackless is how many faults have no stack since there was no room for one more.
 	Stackless uint64
+	// MappingsLost is how many calls that have mapped memory were not told of.
+	MappingsLost uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.
 	Minor, Major, Failed uint64
 }

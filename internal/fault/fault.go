@@ -71,6 +71,8 @@ type Fault struct {
 	StackID uint64
 	// Stack is the same with names, if somebody has named it.
 	Stack *Stack
+	// Mapper is the stack of the call that has mapped the memory, if that is known.
+	Mapper *Stack
 
 	// Cause is why a fault ended with SIGSEGV, NoCause for others.
 	Cause Cause

@@ -100,6 +100,17 @@ type RawStack struct {
 	End          StackEnd
 }
 
+// MappingCall is a system call of a process that has mapped memory.
+type MappingCall struct {
+	PID, Image uint32 // those of a [Fault]
+	// Time is when it returned, in nanoseconds of CLOCK_MONOTONIC.
+	Time uint64
+	// Start and End are what it has mapped or, of Brk, the whole heap after it.
+	Start, End uint64
+	Brk        bool
+	StackID    uint64
+}
+
 // StackSample is what the faults of one thread, of one kind, with one stack cost.
 type StackSample struct {
 	Stack         *Stack

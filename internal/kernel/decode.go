@@ -19,6 +19,7 @@ const (
 	recordSelftest = 3
 	recordMax      = 4
 	recordStack    = 5
+	recordMapping  = 6
 
 	// In place of a table's number in the key of a row.
 	tableKinds  = 254
@@ -76,7 +77,8 @@ type decoder struct {
 	// fields is knownFields for every combination of its bits.
 	fields [1 << len(knownFields)]fault.Field
 	// stacks have come and were not handed on yet.
-	stacks []fault.RawStack
+	stacks   []fault.RawStack
+	mappings []fault.MappingCall
 	// selftest holds the last record of that type.
 	selftest *fault.Fault
 }
@@ -111,6 +113,13 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 		}
 	case recordStack:
 		d.addStack(raw)
+	case recordMapping:
+		if len(raw) >= int(unsafe.Sizeof(faultMappingRecord{})) {
+			r := (*faultMappingRecord)(unsafe.Pointer(&raw[0]))
+			d.mappings = append(d.mappings, fault.MappingCall{
+				PID: r.Pid, Image: r.Image, Time: r.TimeNs, Start: r.Start, End: r.End, Brk: r.Brk != 0, StackID: r.Stack,
+			})
+		}
 	case recordFault:
 		if len(raw) >= int(unsafe.Sizeof(faultFaultRecord{})) {
 			return d.fault((*faultFaultRecord)(unsafe.Pointer(&raw[0]))), true

@@ -59,7 +59,8 @@ type faultCounters struct {
 	Untimed      uint64
 	Unremembered uint64
 	Stackless    uint64
-	Pad          [7]uint64
+	MappingsLost uint64
+	Pad          [6]uint64
 }
 
 type faultExePattern struct {
@@ -122,6 +123,18 @@ type faultKindRow struct {
 	_       structs.HostLayout
 	Cost    faultCost
 	Buckets [1184]uint64
+}
+
+type faultMappingRecord struct {
+	_      structs.HostLayout
+	Type   uint32
+	Pid    uint32
+	Image  uint32
+	Brk    uint32
+	TimeNs uint64
+	Start  uint64
+	End    uint64
+	Stack  uint64
 }
 
 type faultMaxRecord struct {
@@ -263,6 +276,7 @@ const (
 	faultProgKretprobeHandleMmFault  = "kretprobe_handle_mm_fault"
 	faultProgLeave                   = "leave"
 	faultProgLeaveCpu                = "leave_cpu"
+	faultProgNoteMapping             = "note_mapping"
 	faultProgRefuse                  = "refuse"
 	faultProgSettleAll               = "settle_all"
 	faultProgTakeBaseline            = "take_baseline"
@@ -295,6 +309,7 @@ const (
 	faultVarFlagWrite                = "flag_write"
 	faultVarFollowChildren           = "follow_children"
 	faultVarHasTaskPtRegs            = "has_task_pt_regs"
+	faultVarMappingRecordType        = "mapping_record_type"
 	faultVarMaxRecordType            = "max_record_type"
 	faultVarMinLatencyNs             = "min_latency_ns"
 	faultVarNameRecordType           = "name_record_type"
@@ -391,6 +406,7 @@ type faultProgramSpecs struct {
 	KretprobeHandleMmFault  *ebpf.ProgramSpec `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                   *ebpf.ProgramSpec `ebpf:"leave"`
 	LeaveCpu                *ebpf.ProgramSpec `ebpf:"leave_cpu"`
+	NoteMapping             *ebpf.ProgramSpec `ebpf:"note_mapping"`
 	Refuse                  *ebpf.ProgramSpec `ebpf:"refuse"`
 	SettleAll               *ebpf.ProgramSpec `ebpf:"settle_all"`
 	TakeBaseline            *ebpf.ProgramSpec `ebpf:"take_baseline"`
@@ -421,69 +437,70 @@ type faultMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type faultVariableSpecs struct {
-	AddrEnd         *ebpf.VariableSpec `ebpf:"addr_end"`
-	AddrStart       *ebpf.VariableSpec `ebpf:"addr_start"`
-	ArgAddress      *ebpf.VariableSpec `ebpf:"arg_address"`
-	ArgCount        *ebpf.VariableSpec `ebpf:"arg_count"`
-	ArgFlags        *ebpf.VariableSpec `ebpf:"arg_flags"`
-	ArgRegs         *ebpf.VariableSpec `ebpf:"arg_regs"`
-	ArgVma          *ebpf.VariableSpec `ebpf:"arg_vma"`
-	Armed           *ebpf.VariableSpec `ebpf:"armed"`
-	CommPatternList *ebpf.VariableSpec `ebpf:"comm_pattern_list"`
-	CommPatterns    *ebpf.VariableSpec `ebpf:"comm_patterns"`
-	CountOnly       *ebpf.VariableSpec `ebpf:"count_only"`
-	DirectMap       *ebpf.VariableSpec `ebpf:"direct_map"`
-	ExePatternList  *ebpf.VariableSpec `ebpf:"exe_pattern_list"`
-	ExePatterns     *ebpf.VariableSpec `ebpf:"exe_patterns"`
-	FilterAccess    *ebpf.VariableSpec `ebpf:"filter_access"`
-	FilterCgroup    *ebpf.VariableSpec `ebpf:"filter_cgroup"`
-	FilterMajor     *ebpf.VariableSpec `ebpf:"filter_major"`
-	FilterMode      *ebpf.VariableSpec `ebpf:"filter_mode"`
-	FilterPid       *ebpf.VariableSpec `ebpf:"filter_pid"`
-	FilterTid       *ebpf.VariableSpec `ebpf:"filter_tid"`
-	FilterUid       *ebpf.VariableSpec `ebpf:"filter_uid"`
-	FlagInstruction *ebpf.VariableSpec `ebpf:"flag_instruction"`
-	FlagRemote      *ebpf.VariableSpec `ebpf:"flag_remote"`
-	FlagTried       *ebpf.VariableSpec `ebpf:"flag_tried"`
-	FlagUser        *ebpf.VariableSpec `ebpf:"flag_user"`
-	FlagVmaLock     *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
-	FlagWrite       *ebpf.VariableSpec `ebpf:"flag_write"`
-	FollowChildren  *ebpf.VariableSpec `ebpf:"follow_children"`
-	HasTaskPtRegs   *ebpf.VariableSpec `ebpf:"has_task_pt_regs"`
-	MaxRecordType   *ebpf.VariableSpec `ebpf:"max_record_type"`
-	MinLatencyNs    *ebpf.VariableSpec `ebpf:"min_latency_ns"`
-	NameRecordType  *ebpf.VariableSpec `ebpf:"name_record_type"`
-	NumaHints       *ebpf.VariableSpec `ebpf:"numa_hints"`
-	ObserverPidns   *ebpf.VariableSpec `ebpf:"observer_pidns"`
-	PreExecId       *ebpf.VariableSpec `ebpf:"pre_exec_id"`
-	RememberPages   *ebpf.VariableSpec `ebpf:"remember_pages"`
-	RetHwpoison     *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
-	RetMajor        *ebpf.VariableSpec `ebpf:"ret_major"`
-	RetOom          *ebpf.VariableSpec `ebpf:"ret_oom"`
-	RetRetry        *ebpf.VariableSpec `ebpf:"ret_retry"`
-	RetSigbus       *ebpf.VariableSpec `ebpf:"ret_sigbus"`
-	RetSigsegv      *ebpf.VariableSpec `ebpf:"ret_sigsegv"`
-	Sample          *ebpf.VariableSpec `ebpf:"sample"`
-	SampleSeq       *ebpf.VariableSpec `ebpf:"sample_seq"`
-	SelfTgid        *ebpf.VariableSpec `ebpf:"self_tgid"`
-	SelftestEnd     *ebpf.VariableSpec `ebpf:"selftest_end"`
-	SelftestStart   *ebpf.VariableSpec `ebpf:"selftest_start"`
-	StackRecordType *ebpf.VariableSpec `ebpf:"stack_record_type"`
-	StackSeed       *ebpf.VariableSpec `ebpf:"stack_seed"`
-	StatTables      *ebpf.VariableSpec `ebpf:"stat_tables"`
-	SwitchHasState  *ebpf.VariableSpec `ebpf:"switch_has_state"`
-	TableLevels     *ebpf.VariableSpec `ebpf:"table_levels"`
-	TablesBy        *ebpf.VariableSpec `ebpf:"tables_by"`
-	TakeStacks      *ebpf.VariableSpec `ebpf:"take_stacks"`
-	TaskStorage     *ebpf.VariableSpec `ebpf:"task_storage"`
-	TraceSelf       *ebpf.VariableSpec `ebpf:"trace_self"`
-	WakeBytes       *ebpf.VariableSpec `ebpf:"wake_bytes"`
-	WantedAccess    *ebpf.VariableSpec `ebpf:"wanted_access"`
-	WantedKinds     *ebpf.VariableSpec `ebpf:"wanted_kinds"`
-	WantedMajor     *ebpf.VariableSpec `ebpf:"wanted_major"`
-	WantedMode      *ebpf.VariableSpec `ebpf:"wanted_mode"`
-	WantedUid       *ebpf.VariableSpec `ebpf:"wanted_uid"`
-	WatchingSinceNs *ebpf.VariableSpec `ebpf:"watching_since_ns"`
+	AddrEnd           *ebpf.VariableSpec `ebpf:"addr_end"`
+	AddrStart         *ebpf.VariableSpec `ebpf:"addr_start"`
+	ArgAddress        *ebpf.VariableSpec `ebpf:"arg_address"`
+	ArgCount          *ebpf.VariableSpec `ebpf:"arg_count"`
+	ArgFlags          *ebpf.VariableSpec `ebpf:"arg_flags"`
+	ArgRegs           *ebpf.VariableSpec `ebpf:"arg_regs"`
+	ArgVma            *ebpf.VariableSpec `ebpf:"arg_vma"`
+	Armed             *ebpf.VariableSpec `ebpf:"armed"`
+	CommPatternList   *ebpf.VariableSpec `ebpf:"comm_pattern_list"`
+	CommPatterns      *ebpf.VariableSpec `ebpf:"comm_patterns"`
+	CountOnly         *ebpf.VariableSpec `ebpf:"count_only"`
+	DirectMap         *ebpf.VariableSpec `ebpf:"direct_map"`
+	ExePatternList    *ebpf.VariableSpec `ebpf:"exe_pattern_list"`
+	ExePatterns       *ebpf.VariableSpec `ebpf:"exe_patterns"`
+	FilterAccess      *ebpf.VariableSpec `ebpf:"filter_access"`
+	FilterCgroup      *ebpf.VariableSpec `ebpf:"filter_cgroup"`
+	FilterMajor       *ebpf.VariableSpec `ebpf:"filter_major"`
+	FilterMode        *ebpf.VariableSpec `ebpf:"filter_mode"`
+	FilterPid         *ebpf.VariableSpec `ebpf:"filter_pid"`
+	FilterTid         *ebpf.VariableSpec `ebpf:"filter_tid"`
+	FilterUid         *ebpf.VariableSpec `ebpf:"filter_uid"`
+	FlagInstruction   *ebpf.VariableSpec `ebpf:"flag_instruction"`
+	FlagRemote        *ebpf.VariableSpec `ebpf:"flag_remote"`
+	FlagTried         *ebpf.VariableSpec `ebpf:"flag_tried"`
+	FlagUser          *ebpf.VariableSpec `ebpf:"flag_user"`
+	FlagVmaLock       *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
+	FlagWrite         *ebpf.VariableSpec `ebpf:"flag_write"`
+	FollowChildren    *ebpf.VariableSpec `ebpf:"follow_children"`
+	HasTaskPtRegs     *ebpf.VariableSpec `ebpf:"has_task_pt_regs"`
+	MappingRecordType *ebpf.VariableSpec `ebpf:"mapping_record_type"`
+	MaxRecordType     *ebpf.VariableSpec `ebpf:"max_record_type"`
+	MinLatencyNs      *ebpf.VariableSpec `ebpf:"min_latency_ns"`
+	NameRecordType    *ebpf.VariableSpec `ebpf:"name_record_type"`
+	NumaHints         *ebpf.VariableSpec `ebpf:"numa_hints"`
+	ObserverPidns     *ebpf.VariableSpec `ebpf:"observer_pidns"`
+	PreExecId         *ebpf.VariableSpec `ebpf:"pre_exec_id"`
+	RememberPages     *ebpf.VariableSpec `ebpf:"remember_pages"`
+	RetHwpoison       *ebpf.VariableSpec `ebpf:"ret_hwpoison"`
+	RetMajor          *ebpf.VariableSpec `ebpf:"ret_major"`
+	RetOom            *ebpf.VariableSpec `ebpf:"ret_oom"`
+	RetRetry          *ebpf.VariableSpec `ebpf:"ret_retry"`
+	RetSigbus         *ebpf.VariableSpec `ebpf:"ret_sigbus"`
+	RetSigsegv        *ebpf.VariableSpec `ebpf:"ret_sigsegv"`
+	Sample            *ebpf.VariableSpec `ebpf:"sample"`
+	SampleSeq         *ebpf.VariableSpec `ebpf:"sample_seq"`
+	SelfTgid          *ebpf.VariableSpec `ebpf:"self_tgid"`
+	SelftestEnd       *ebpf.VariableSpec `ebpf:"selftest_end"`
+	SelftestStart     *ebpf.VariableSpec `ebpf:"selftest_start"`
+	StackRecordType   *ebpf.VariableSpec `ebpf:"stack_record_type"`
+	StackSeed         *ebpf.VariableSpec `ebpf:"stack_seed"`
+	StatTables        *ebpf.VariableSpec `ebpf:"stat_tables"`
+	SwitchHasState    *ebpf.VariableSpec `ebpf:"switch_has_state"`
+	TableLevels       *ebpf.VariableSpec `ebpf:"table_levels"`
+	TablesBy          *ebpf.VariableSpec `ebpf:"tables_by"`
+	TakeStacks        *ebpf.VariableSpec `ebpf:"take_stacks"`
+	TaskStorage       *ebpf.VariableSpec `ebpf:"task_storage"`
+	TraceSelf         *ebpf.VariableSpec `ebpf:"trace_self"`
+	WakeBytes         *ebpf.VariableSpec `ebpf:"wake_bytes"`
+	WantedAccess      *ebpf.VariableSpec `ebpf:"wanted_access"`
+	WantedKinds       *ebpf.VariableSpec `ebpf:"wanted_kinds"`
+	WantedMajor       *ebpf.VariableSpec `ebpf:"wanted_major"`
+	WantedMode        *ebpf.VariableSpec `ebpf:"wanted_mode"`
+	WantedUid         *ebpf.VariableSpec `ebpf:"wanted_uid"`
+	WatchingSinceNs   *ebpf.VariableSpec `ebpf:"watching_since_ns"`
 }
 
 // faultObjects contains all objects after they have been loaded into the kernel.
@@ -547,69 +564,70 @@ func (m *faultMaps) Close() error {
 //
 // It can be passed to loadFaultObjects or ebpf.CollectionSpec.LoadAndAssign.
 type faultVariables struct {
-	AddrEnd         *ebpf.Variable `ebpf:"addr_end"`
-	AddrStart       *ebpf.Variable `ebpf:"addr_start"`
-	ArgAddress      *ebpf.Variable `ebpf:"arg_address"`
-	ArgCount        *ebpf.Variable `ebpf:"arg_count"`
-	ArgFlags        *ebpf.Variable `ebpf:"arg_flags"`
-	ArgRegs         *ebpf.Variable `ebpf:"arg_regs"`
-	ArgVma          *ebpf.Variable `ebpf:"arg_vma"`
-	Armed           *ebpf.Variable `ebpf:"armed"`
-	CommPatternList *ebpf.Variable `ebpf:"comm_pattern_list"`
-	CommPatterns    *ebpf.Variable `ebpf:"comm_patterns"`
-	CountOnly       *ebpf.Variable `ebpf:"count_only"`
-	DirectMap       *ebpf.Variable `ebpf:"direct_map"`
-	ExePatternList  *ebpf.Variable `ebpf:"exe_pattern_list"`
-	ExePatterns     *ebpf.Variable `ebpf:"exe_patterns"`
-	FilterAccess    *ebpf.Variable `ebpf:"filter_access"`
-	FilterCgroup    *ebpf.Variable `ebpf:"filter_cgroup"`
-	FilterMajor     *ebpf.Variable `ebpf:"filter_major"`
-	FilterMode      *ebpf.Variable `ebpf:"filter_mode"`
-	FilterPid       *ebpf.Variable `ebpf:"filter_pid"`
-	FilterTid       *ebpf.Variable `ebpf:"filter_tid"`
-	FilterUid       *ebpf.Variable `ebpf:"filter_uid"`
-	FlagInstruction *ebpf.Variable `ebpf:"flag_instruction"`
-	FlagRemote      *ebpf.Variable `ebpf:"flag_remote"`
-	FlagTried       *ebpf.Variable `ebpf:"flag_tried"`
-	FlagUser        *ebpf.Variable `ebpf:"flag_user"`
-	FlagVmaLock     *ebpf.Variable `ebpf:"flag_vma_lock"`
-	FlagWrite       *ebpf.Variable `ebpf:"flag_write"`
-	FollowChildren  *ebpf.Variable `ebpf:"follow_children"`
-	HasTaskPtRegs   *ebpf.Variable `ebpf:"has_task_pt_regs"`
-	MaxRecordType   *ebpf.Variable `ebpf:"max_record_type"`
-	MinLatencyNs    *ebpf.Variable `ebpf:"min_latency_ns"`
-	NameRecordType  *ebpf.Variable `ebpf:"name_record_type"`
-	NumaHints       *ebpf.Variable `ebpf:"numa_hints"`
-	ObserverPidns   *ebpf.Variable `ebpf:"observer_pidns"`
-	PreExecId       *ebpf.Variable `ebpf:"pre_exec_id"`
-	RememberPages   *ebpf.Variable `ebpf:"remember_pages"`
-	RetHwpoison     *ebpf.Variable `ebpf:"ret_hwpoison"`
-	RetMajor        *ebpf.Variable `ebpf:"ret_major"`
-	RetOom          *ebpf.Variable `ebpf:"ret_oom"`
-	RetRetry        *ebpf.Variable `ebpf:"ret_retry"`
-	RetSigbus       *ebpf.Variable `ebpf:"ret_sigbus"`
-	RetSigsegv      *ebpf.Variable `ebpf:"ret_sigsegv"`
-	Sample          *ebpf.Variable `ebpf:"sample"`
-	SampleSeq       *ebpf.Variable `ebpf:"sample_seq"`
-	SelfTgid        *ebpf.Variable `ebpf:"self_tgid"`
-	SelftestEnd     *ebpf.Variable `ebpf:"selftest_end"`
-	SelftestStart   *ebpf.Variable `ebpf:"selftest_start"`
-	StackRecordType *ebpf.Variable `ebpf:"stack_record_type"`
-	StackSeed       *ebpf.Variable `ebpf:"stack_seed"`
-	StatTables      *ebpf.Variable `ebpf:"stat_tables"`
-	SwitchHasState  *ebpf.Variable `ebpf:"switch_has_state"`
-	TableLevels     *ebpf.Variable `ebpf:"table_levels"`
-	TablesBy        *ebpf.Variable `ebpf:"tables_by"`
-	TakeStacks      *ebpf.Variable `ebpf:"take_stacks"`
-	TaskStorage     *ebpf.Variable `ebpf:"task_storage"`
-	TraceSelf       *ebpf.Variable `ebpf:"trace_self"`
-	WakeBytes       *ebpf.Variable `ebpf:"wake_bytes"`
-	WantedAccess    *ebpf.Variable `ebpf:"wanted_access"`
-	WantedKinds     *ebpf.Variable `ebpf:"wanted_kinds"`
-	WantedMajor     *ebpf.Variable `ebpf:"wanted_major"`
-	WantedMode      *ebpf.Variable `ebpf:"wanted_mode"`
-	WantedUid       *ebpf.Variable `ebpf:"wanted_uid"`
-	WatchingSinceNs *ebpf.Variable `ebpf:"watching_since_ns"`
+	AddrEnd           *ebpf.Variable `ebpf:"addr_end"`
+	AddrStart         *ebpf.Variable `ebpf:"addr_start"`
+	ArgAddress        *ebpf.Variable `ebpf:"arg_address"`
+	ArgCount          *ebpf.Variable `ebpf:"arg_count"`
+	ArgFlags          *ebpf.Variable `ebpf:"arg_flags"`
+	ArgRegs           *ebpf.Variable `ebpf:"arg_regs"`
+	ArgVma            *ebpf.Variable `ebpf:"arg_vma"`
+	Armed             *ebpf.Variable `ebpf:"armed"`
+	CommPatternList   *ebpf.Variable `ebpf:"comm_pattern_list"`
+	CommPatterns      *ebpf.Variable `ebpf:"comm_patterns"`
+	CountOnly         *ebpf.Variable `ebpf:"count_only"`
+	DirectMap         *ebpf.Variable `ebpf:"direct_map"`
+	ExePatternList    *ebpf.Variable `ebpf:"exe_pattern_list"`
+	ExePatterns       *ebpf.Variable `ebpf:"exe_patterns"`
+	FilterAccess      *ebpf.Variable `ebpf:"filter_access"`
+	FilterCgroup      *ebpf.Variable `ebpf:"filter_cgroup"`
+	FilterMajor       *ebpf.Variable `ebpf:"filter_major"`
+	FilterMode        *ebpf.Variable `ebpf:"filter_mode"`
+	FilterPid         *ebpf.Variable `ebpf:"filter_pid"`
+	FilterTid         *ebpf.Variable `ebpf:"filter_tid"`
+	FilterUid         *ebpf.Variable `ebpf:"filter_uid"`
+	FlagInstruction   *ebpf.Variable `ebpf:"flag_instruction"`
+	FlagRemote        *ebpf.Variable `ebpf:"flag_remote"`
+	FlagTried         *ebpf.Variable `ebpf:"flag_tried"`
+	FlagUser          *ebpf.Variable `ebpf:"flag_user"`
+	FlagVmaLock       *ebpf.Variable `ebpf:"flag_vma_lock"`
+	FlagWrite         *ebpf.Variable `ebpf:"flag_write"`
+	FollowChildren    *ebpf.Variable `ebpf:"follow_children"`
+	HasTaskPtRegs     *ebpf.Variable `ebpf:"has_task_pt_regs"`
+	MappingRecordType *ebpf.Variable `ebpf:"mapping_record_type"`
+	MaxRecordType     *ebpf.Variable `ebpf:"max_record_type"`
+	MinLatencyNs      *ebpf.Variable `ebpf:"min_latency_ns"`
+	NameRecordType    *ebpf.Variable `ebpf:"name_record_type"`
+	NumaHints         *ebpf.Variable `ebpf:"numa_hints"`
+	ObserverPidns     *ebpf.Variable `ebpf:"observer_pidns"`
+	PreExecId         *ebpf.Variable `ebpf:"pre_exec_id"`
+	RememberPages     *ebpf.Variable `ebpf:"remember_pages"`
+	RetHwpoison       *ebpf.Variable `ebpf:"ret_hwpoison"`
+	RetMajor          *ebpf.Variable `ebpf:"ret_major"`
+	RetOom            *ebpf.Variable `ebpf:"ret_oom"`
+	RetRetry          *ebpf.Variable `ebpf:"ret_retry"`
+	RetSigbus         *ebpf.Variable `ebpf:"ret_sigbus"`
+	RetSigsegv        *ebpf.Variable `ebpf:"ret_sigsegv"`
+	Sample            *ebpf.Variable `ebpf:"sample"`
+	SampleSeq         *ebpf.Variable `ebpf:"sample_seq"`
+	SelfTgid          *ebpf.Variable `ebpf:"self_tgid"`
+	SelftestEnd       *ebpf.Variable `ebpf:"selftest_end"`
+	SelftestStart     *ebpf.Variable `ebpf:"selftest_start"`
+	StackRecordType   *ebpf.Variable `ebpf:"stack_record_type"`
+	StackSeed         *ebpf.Variable `ebpf:"stack_seed"`
+	StatTables        *ebpf.Variable `ebpf:"stat_tables"`
+	SwitchHasState    *ebpf.Variable `ebpf:"switch_has_state"`
+	TableLevels       *ebpf.Variable `ebpf:"table_levels"`
+	TablesBy          *ebpf.Variable `ebpf:"tables_by"`
+	TakeStacks        *ebpf.Variable `ebpf:"take_stacks"`
+	TaskStorage       *ebpf.Variable `ebpf:"task_storage"`
+	TraceSelf         *ebpf.Variable `ebpf:"trace_self"`
+	WakeBytes         *ebpf.Variable `ebpf:"wake_bytes"`
+	WantedAccess      *ebpf.Variable `ebpf:"wanted_access"`
+	WantedKinds       *ebpf.Variable `ebpf:"wanted_kinds"`
+	WantedMajor       *ebpf.Variable `ebpf:"wanted_major"`
+	WantedMode        *ebpf.Variable `ebpf:"wanted_mode"`
+	WantedUid         *ebpf.Variable `ebpf:"wanted_uid"`
+	WatchingSinceNs   *ebpf.Variable `ebpf:"watching_since_ns"`
 }
 
 // faultPrograms contains all programs after they have been loaded into the kernel.
@@ -634,6 +652,7 @@ type faultPrograms struct {
 	KretprobeHandleMmFault  *ebpf.Program `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                   *ebpf.Program `ebpf:"leave"`
 	LeaveCpu                *ebpf.Program `ebpf:"leave_cpu"`
+	NoteMapping             *ebpf.Program `ebpf:"note_mapping"`
 	Refuse                  *ebpf.Program `ebpf:"refuse"`
 	SettleAll               *ebpf.Program `ebpf:"settle_all"`
 	TakeBaseline            *ebpf.Program `ebpf:"take_baseline"`
@@ -659,6 +678,7 @@ func (p *faultPrograms) Close() error {
 		p.KretprobeHandleMmFault,
 		p.Leave,
 		p.LeaveCpu,
+		p.NoteMapping,
 		p.Refuse,
 		p.SettleAll,
 		p.TakeBaseline,

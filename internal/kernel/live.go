@@ -209,6 +209,7 @@ func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 		}
 	}
 	l.batch.Stacks = l.decoder.takeStacks()
+	l.batch.Mappings, l.decoder.mappings = l.decoder.mappings, nil
 	return &l.batch, l.upkeep()
 }
 
@@ -306,6 +307,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Untimed += c.Untimed
 		out.Unremembered += c.Unremembered
 		out.Stackless += c.Stackless
+		out.MappingsLost += c.MappingsLost
 		unknown += c.Matched.Unknown - c.LostRing.Unknown
 		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed + c.LostRing.Unknown
 		children += c.LostChildren

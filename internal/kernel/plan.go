@@ -27,6 +27,8 @@ type Options struct {
 	Again bool
 	// Stacks takes the stack of each fault.
 	Stacks bool
+	// Mappers tells of the calls that map memory, with their stacks.
+	Mappers bool
 	// PFN tells the frame and the node of each page, for which the caller needs
 	// CAP_SYS_ADMIN.
 	PFN bool
@@ -264,6 +266,9 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if f.Reclaim.OK {
 		p.Programs = append(p.Programs, faultProgEndReclaim, faultProgBeginReclaim,
 			faultProgEndCgroupReclaim, faultProgBeginCgroupReclaim, faultProgEndCompaction, faultProgBeginCompaction)
+	}
+	if opt.Mappers {
+		p.Programs = append(p.Programs, faultProgNoteMapping)
 	}
 	p.Covers = []string{"user", "kernel", "remote", "failed"}
 	switch hook {

@@ -34,6 +34,8 @@ type Options struct {
 	Color bool
 	// Stacks adds the stack of each record to text and JSON.
 	Stacks bool
+	// Mappers adds the stack of the call that has mapped the memory.
+	Mappers bool
 	// Location of the clock in text; nil is the local one.
 	Location *time.Location
 }

@@ -47,7 +47,10 @@ func (e *Encoder) appendJSON(b []byte, f *fault.Fault) []byte {
 	b = append(b, `{"type":"fault"`...)
 	b = e.appendFields(b, e.fields, f)
 	if e.opts.Stacks {
-		b = appendStackJSON(b, f.Stack)
+		b = appendStackJSON(b, "stack", f.Stack)
+	}
+	if e.opts.Mappers {
+		b = appendStackJSON(b, "mapper", f.Mapper)
 	}
 	return append(b, "}\n"...)
 }

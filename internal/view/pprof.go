@@ -63,11 +63,11 @@ func pprofComments(p *fault.Profile) []string {
 	if s := p.Session; s != nil {
 		comments = append(comments, "kernel "+shown(s.Kernel)+", hook "+shown(s.Hook))
 	}
-	return append(comments, coverage(p))
+	return append(comments, Coverage(p))
 }
 
 // coverage says how much of a run its stacks show.
-func coverage(p *fault.Profile) string {
+func Coverage(p *fault.Profile) string {
 	stacked := aggregate.Stacked(p)
 	return fmt.Sprintf("%s, %s (%s) with a stack; %s lost", plural(p.Faults, "fault"), group(stacked),
 		percent(stacked, p.Faults), group(p.Lost))

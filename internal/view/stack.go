@@ -112,16 +112,18 @@ func shownFrame(f *fault.Frame) string {
 	return shown(name) + offset
 }
 
-// appendStackJSON appends the members "stack" and "stack_end" with a comma before each. What
+// appendStackJSON appends the members KEY and KEY_end with a comma before each. What
 // is not known of a frame is null; bytes that are not UTF-8 are also in FACT_hex.
-func appendStackJSON(b []byte, s *fault.Stack) []byte {
-	b = append(b, `,"stack":`...)
-	if !aggregate.HasStack(s) {
-		return append(b, `null,"stack_end":"none"`...)
+func appendStackJSON(b []byte, key string, s *fault.Stack) []byte {
+	b = append(append(append(b, `,"`...), key...), `":`...)
+	end := fault.StackNone
+	if aggregate.HasStack(s) {
+		b, end = appendFrames(b, s), s.End
+	} else {
+		b = append(b, "null"...)
 	}
-	b = append(appendFrames(b, s), `,"stack_end":"`...)
-	b = append(b, s.End.String()...)
-	return append(b, '"')
+	b = append(append(append(b, `,"`...), key...), `_end":"`...)
+	return append(append(b, end.String()...), '"')
 }
 
 // appendFrames appends the frames as an array.

@@ -76,7 +76,7 @@ func AppendSVG(b []byte, p *fault.Profile, v Value) []byte {
 		b = append(b, "</text>\n"...)
 	}
 	line("h", 24, title(p))
-	line("q", 43, v.format(total)+" in all; "+coverage(p))
+	line("q", 43, v.format(total)+" in all; "+Coverage(p))
 	b = appendSVGLegend(b, tree.Frames)
 
 	var draw func(f *svgFrame, x float64, y int)

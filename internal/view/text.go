@@ -47,6 +47,10 @@ func (e *Encoder) appendText(b []byte, f *fault.Fault) []byte {
 	if e.opts.Stacks {
 		b = appendStackText(b, f.Stack)
 	}
+	if e.opts.Mappers {
+		b = append(b, "  mapped by\n"...)
+		b = appendStackText(b, f.Mapper)
+	}
 	return b
 }
 

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"faultsnoop/internal/fault"
+	"faultsnoop/internal/view"
+)
+
+// flameFormats are what flame writes. The first is the default.
+var flameFormats = []string{"html", "svg", "folded", "speedscope", "pprof"}
+
+// flameValues are what svg and folded are drawn of.
+var flameValues = []string{view.Faults.String(), view.Time.String(), view.Bytes.String()}
+
+// flameOptions are the flags of flame beside those of trace.
+type flameOptions struct {
+	format string
+	value  view.Value
+}
+
+func newFlameCmd(open opener) *cobra.Command {
+	var t traceOptions
+	o := flameOptions{format: flameFormats[0]}
+	cmd := &cobra.Command{
+		Use:   "flame [flags] [-- COMMAND [ARGS]]",
+		Short: "Draw a flame graph of the code that takes page faults",
+		Long: `Draw a flame graph of the code that takes page faults: of the whole machine, of chosen
+processes, or of a command that is started for it. Faults are counted by their stacks in
+the kernel, and drawn when the tracing ends.
+
+The page of the default format html is one file that needs no network. It shows faults,
+their time or the memory that they mapped, of all kinds or of some. Formats svg and
+folded show one of these (--value); speedscope and pprof have all three, for
+speedscope.app and go tool pprof.
+
+A command is started, signals are handled and the exit code is as in trace.`,
+		Example: `  faultsnoop flame -o flame.html -- python3 app.py
+  faultsnoop flame -p 4711 -d 10s --format pprof -o faults.pb.gz
+  faultsnoop flame --kind cow --format folded -- ./server | sort -k2`,
+		DisableFlagsInUseLine: true,
+		Args:                  commandArgs,
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		filter, err := t.filter(cmd.Flags(), len(args) > 0)
+		if err != nil {
+			return err
+		}
+		f := flamer{
+			tracer: tracer{
+				traceOptions: t,
+				open: sourceOptions{
+					Filter: filter, Sample: 1, Hook: t.hook, Command: args, Buffer: t.buffer,
+					CountOnly: true, Tables: []fault.By{fault.BySample}, Stacks: true,
+				},
+				out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
+			},
+			flameOptions: o,
+		}
+		if t.output == "" && f.out.width > 0 && o.format != "folded" {
+			return usagef("writing %s to a terminal shows nothing: give a file with -o", o.format)
+		}
+		return f.run(cmd.Context(), open, f.follow)
+	}
+	o.register(cmd, &t)
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+func (o *flameOptions) register(cmd *cobra.Command, t *traceOptions) {
+	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
+	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
+	output.Var(into(&o.format, oneOf(flameFormats, parseFlameFormat)), "format", "`FORMAT` html (the default), svg, folded, speedscope or pprof")
+	output.Var(into(&o.value, oneOf(flameValues, view.ParseValue)), "value", "draw `WHAT` of each stack in svg and folded: faults (the default), time or bytes")
+	addStackFlag(output, &t.stack)
+	output.VarP(into(&t.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
+	t.addGroups(cmd, []flagGroup{
+		{"TARGET", t.targetFlags()}, {"FILTER", t.filterFlags()}, {"OUTPUT", output}, {"ADVANCED", t.advancedFlags()},
+	}, false)
+	complete(cmd, "format", flameFormats)
+	complete(cmd, "value", flameValues)
+}
+
+func parseFlameFormat(s string) (string, bool) {
+	return s, slices.Contains(flameFormats, s)
+}
+
+// flamer is one run of the flame command.
+type flamer struct {
+	tracer
+	flameOptions
+}
+
+// follow lets the command run, counts until the end and draws.
+func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
+	stacks, err := newStackNamer(src, &f.open, f.log)
+	if err != nil {
+		return err
+	}
+	defer func() { f.closing(stacks.close()) }()
+	if err := f.release(child, end); err != nil {
+		return err
+	}
+	ctx, cancel := f.limit(ctx)
+	defer cancel()
+	c := counted(src, f.open.Tables)
+	session := src.Session()
+	p := pipeline{src: c, out: f.out, take: stacks.name, done: func() bool { return f.out.err != nil }}
+	begin := session.Started
+	err = f.runReporting(ctx, &p)
+	// Also when something has failed, what was counted before is drawn.
+	err = errors.Join(err, f.draw(c, stacks, &fault.Profile{Session: session, Begin: begin, Duration: p.ended.Sub(begin)}))
+	f.out.close()
+	if err := errors.Join(err, f.out.failure()); err != nil {
+		return f.abandon(err, child)
+	}
+	f.tellUnseen(session)
+	return f.result(child)
+}
+
+// draw writes what was counted.
+func (f *flamer) draw(c counting, stacks *stackNamer, run *fault.Profile) error {
+	rows, err := c.Rows()
+	if err != nil {
+		return err
+	}
+	counters, err := c.Counters()
+	if err != nil {
+		return fmt.Errorf("reading the counters: %w", err)
+	}
+	stacks.add(rows.Stacks)
+	p := stacks.profile(&rows.Tables[0])
+	p.Session, p.Begin, p.Duration, p.Lost = run.Session, run.Begin, run.Duration, counters.LostTotal()
+	switch f.format {
+	case "svg":
+		f.out.buf = view.AppendSVG(f.out.buf, p, f.value)
+	case "folded":
+		f.out.buf = view.AppendFolded(f.out.buf, p, f.value)
+	case "speedscope":
+		f.out.buf = view.AppendSpeedscope(f.out.buf, p)
+	case "pprof":
+		f.out.buf, err = view.AppendPprof(f.out.buf, p)
+	default:
+		f.out.buf = view.AppendFlame(f.out.buf, p, nil)
+	}
+	f.out.flush()
+	if err != nil {
+		return err
+	}
+	f.summarize(p)
+	return nil
+}
+
+// summarize says on stderr what the picture is of.
+func (f *flamer) summarize(p *fault.Profile) {
+	if f.out.readerGone() {
+		return
+	}
+	fmt.Fprintln(f.stderr, view.Coverage(p))
+}

@@ -1,0 +1,54 @@
+package aggregate
+
+import (
+	"testing"
+
+	"faultsnoop/internal/fault"
+)
+
+func TestMappers(t *testing.T) {
+	var m Mappers
+	if got := m.Of(&fault.Fault{PID: 1}); got != 0 {
+		t.Errorf("mapped by %d, and no call was heard of", got)
+	}
+	for _, c := range []fault.MappingCall{
+		{PID: 1, Image: 5, Start: 0x1000, End: 0x9000, StackID: 1},
+		{PID: 1, Image: 5, Start: 0x3000, End: 0x4000, StackID: 2},              // in the middle
+		{PID: 1, Image: 5, Start: 0x8000, End: 0xa000, StackID: 3},              // over the end
+		{PID: 1, Image: 5, Start: 0xb000, End: 0xb000, StackID: 4},              // nothing
+		{PID: 2, Image: 5, Start: 0x1000, End: 0x9000, StackID: 5},              // another process
+		{PID: 1, Image: 6, Start: 0x1000, End: 0x2000, StackID: 6},              // after an exec
+		{PID: 1, Image: 5, Start: 0x10000, End: 0x11000, StackID: 7, Brk: true}, // asks
+		{PID: 1, Image: 5, Start: 0x10000, End: 0x14000, StackID: 8, Brk: true}, // grows
+		{PID: 1, Image: 5, Start: 0x10000, End: 0x12000, StackID: 9, Brk: true}, // shrinks
+		{PID: 1, Image: 5, Start: 0x10000, End: 0x13000, StackID: 10, Brk: true},
+	} {
+		m.Add(&c)
+	}
+	for _, test := range []struct {
+		pid, image     uint32
+		address, stack uint64
+	}{
+		{1, 5, 0xfff, 0},
+		{1, 5, 0x1000, 1},
+		{1, 5, 0x2fff, 1},
+		{1, 5, 0x3000, 2},
+		{1, 5, 0x4000, 1},
+		{1, 5, 0x7fff, 1},
+		{1, 5, 0x8000, 3},
+		{1, 5, 0x9fff, 3},
+		{1, 5, 0xa000, 0},
+		{1, 5, 0xb000, 0},
+		{2, 5, 0x3000, 5},
+		{1, 6, 0x1000, 6},
+		{1, 6, 0x3000, 0},
+		{3, 5, 0x1000, 0},
+		{1, 5, 0x10fff, 0},
+		{1, 5, 0x11000, 8},
+		{1, 5, 0x12000, 10},
+	} {
+		if got := m.Of(&fault.Fault{PID: test.pid, Image: test.image, Address: test.address}); got != test.stack {
+			t.Errorf("process %d, image %d: %#x is mapped by %d, want %d", test.pid, test.image, test.address, got, test.stack)
+		}
+	}
+}
