@@ -110,7 +110,15 @@ const (
 	inStrOffsets // off is an index
 )
 
-// linesOf is the DWARF of a file, nil if it has none. Addresses are of code.
+// hasLines reports whether a file has DWARF.
+func hasLines(o *object) bool {
+	return slices.ContainsFunc(o.f.Sections, func(s *elf.Section) bool {
+		return s.Type != elf.SHT_NOBITS && (s.Name == ".debug_info" || s.Name == ".zdebug_info")
+	})
+}
+
+// linesOf is the DWARF of a file, nil if it has none that can be read. code reports whether
+// there is code at an address.
 func linesOf(o *object, code func(uint64) bool) *lines {
 	l := &lines{order: o.f.ByteOrder, addrSize: 8, code: code}
 	if o.f.Class == elf.ELFCLASS32 {
@@ -316,23 +324,73 @@ type attribute struct {
 	value int64 // of formImplicit
 }
 
-// abbreviations reads a table, or only as far as one code if that is not 0.
-func (l *lines) abbreviations(off, only uint64) (map[uint64]abbreviation, error) {
-	for room := uint64(4 << 10); ; room *= 16 {
-		c := &cursor{b: l.abbrev.bytes(off, min(room, maxAbbrevBytes)), order: l.order}
-		if l.work += len(c.b); l.work > maxWork {
-			return nil, errTooMuch
+// abbreviation finds that of one code in a table.
+func (l *lines) abbreviation(off, code uint64) (found abbreviation, err error) {
+	err = l.eachAbbreviation(off, func(of uint64, a abbreviation) bool {
+		if of == code {
+			found = a
+			found.attrs = slices.Clone(a.attrs)
 		}
-		table := map[uint64]abbreviation{}
+		return of != code
+	})
+	return found, err
+}
+
+// abbreviations are a table.
+type abbreviations struct {
+	// dense has those with the codes 1, 2 and so on, as compilers give them.
+	dense  []abbreviation
+	sparse map[uint64]abbreviation
+}
+
+func (t *abbreviations) find(code uint64) (a *abbreviation, ok bool) {
+	if code-1 < uint64(len(t.dense)) {
+		return &t.dense[code-1], true
+	}
+	other, ok := t.sparse[code]
+	return &other, ok
+}
+
+// abbreviations reads a table.
+func (l *lines) abbreviations(off uint64) (*abbreviations, error) {
+	table := &abbreviations{}
+	err := l.eachAbbreviation(off, func(code uint64, a abbreviation) bool {
+		if _, twice := table.find(code); twice {
+			return true
+		}
+		a.attrs = slices.Clone(a.attrs)
+		if code == uint64(len(table.dense))+1 {
+			table.dense = append(table.dense, a)
+			return true
+		}
+		if table.sparse == nil {
+			table.sparse = map[uint64]abbreviation{}
+		}
+		table.sparse[code] = a
+		return true
+	})
+	return table, err
+}
+
+// eachAbbreviation reads a table until yield returns false. attrs are valid as long as that
+// runs. It may begin again, with more of the table.
+func (l *lines) eachAbbreviation(off uint64, yield func(code uint64, a abbreviation) bool) error {
+	var attrs []attribute
+	for room := uint64(512); ; room *= 8 {
+		room = min(room, maxAbbrevBytes)
+		c := &cursor{b: l.abbrev.bytes(off, room), order: l.order}
+		if l.work += len(c.b); l.work > maxWork {
+			return errTooMuch
+		}
 		for {
 			code := c.uleb()
 			if c.bad {
 				break
 			}
 			if code == 0 {
-				return table, nil
+				return nil
 			}
-			a := abbreviation{tag: dwarf.Tag(c.uleb()), children: c.number(1) != 0}
+			a := abbreviation{tag: dwarf.Tag(c.uleb()), children: c.number(1) != 0, attrs: attrs[:0]}
 			for {
 				t := attribute{attr: dwarf.Attr(c.uleb()), form: form(c.uleb())}
 				if t.form == formImplicit {
@@ -342,22 +400,20 @@ func (l *lines) abbreviations(off, only uint64) (map[uint64]abbreviation, error)
 					break
 				}
 				if len(a.attrs) == maxAttrs {
-					return nil, errTooMuch
+					return errTooMuch
 				}
 				a.attrs = append(a.attrs, t)
 			}
 			if c.bad {
 				break
 			}
-			if _, twice := table[code]; !twice {
-				table[code] = a
-			}
-			if code == only {
-				return table, nil
+			attrs = a.attrs
+			if !yield(code, a) {
+				return nil
 			}
 		}
 		if room >= maxAbbrevBytes || uint64(len(c.b)) < room {
-			return nil, errors.New("a table of abbreviations has no end")
+			return errors.New("a table of abbreviations has no end")
 		}
 	}
 }
@@ -636,12 +692,11 @@ func (l *lines) describe(u *unit) []span {
 		b := l.info.bytes(u.dies, min(room, u.end-u.dies))
 		c := &cursor{b: b, order: l.order}
 		code := c.uleb()
-		table, err := l.abbreviations(u.abbrev, code)
+		a, err := l.abbreviation(u.abbrev, code)
 		if err != nil || c.bad {
 			return nil
 		}
-		a, ok := table[code]
-		if !ok || a.tag != dwarf.TagCompileUnit && a.tag != dwarf.TagPartialUnit && a.tag != 0x4a {
+		if a.tag != dwarf.TagCompileUnit && a.tag != dwarf.TagPartialUnit && a.tag != 0x4a {
 			return nil
 		}
 		var low, high, ranges value
@@ -871,7 +926,7 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 	if u.end-u.dies > maxUnit {
 		return nil, nil, errTooMuch
 	}
-	table, err := l.abbreviations(u.abbrev, 0)
+	table, err := l.abbreviations(u.abbrev)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -892,7 +947,7 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 			parents = parents[:len(parents)-1]
 			continue
 		}
-		a, ok := table[code]
+		a, ok := table.find(code)
 		if !ok {
 			return nil, nil, errors.New("an entry has no abbreviation")
 		}
@@ -966,12 +1021,12 @@ func (l *lines) functionName(die uint64) (name string, forLinker bool) {
 		// The attributes before the name are short, or else there is none.
 		c := &cursor{b: l.info.bytes(die, min(maxName, u.end-die)), order: l.order}
 		code := c.uleb()
-		table, err := l.abbreviations(u.abbrev, code)
+		a, err := l.abbreviation(u.abbrev, code)
 		if err != nil {
 			return "", false
 		}
 		var plain, linkage, origin value
-		for _, t := range table[code].attrs {
+		for _, t := range a.attrs {
 			v := u.value(c, die, t)
 			if c.bad {
 				break

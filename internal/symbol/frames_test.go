@@ -609,10 +609,18 @@ func benchmarkCode(b *testing.B, path string) {
 	b.Run("first", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			b.StopTimer()
-			c := openCode(b, path)
-			b.StartTimer()
+			var debug *debugFile
+			c, err := newCode(f, func(buildID, link string, crc uint32, hasLink bool) (o *object) {
+				debug, o = findDebugFile(0, path, buildID, link, crc, hasLink)
+				return o
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
 			c.At(addrs[500])
+			if debug != nil {
+				debug.Close()
+			}
 		}
 	})
 	b.Run("cold", func(b *testing.B) {
