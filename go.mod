@@ -7,17 +7,17 @@ require (
 	github.com/cilium/ebpf v0.22.0
 	github.com/docker/go-units v0.5.0
 	github.com/elastic/go-perf v0.0.0-20260224073651-af0ee0c731b7
+	github.com/ianlancetaylor/demangle v0.0.0-20260724033716-83e58baca724
 	github.com/mattn/go-runewidth v0.0.31
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
+	github.com/ulikunitz/xz v0.5.17
 	golang.org/x/sys v0.50.0
 )
 
 require (
 	github.com/clipperhouse/uax29/v2 v2.2.0 // indirect
-	github.com/ianlancetaylor/demangle v0.0.0-20260724033716-83e58baca724 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
-	github.com/ulikunitz/xz v0.5.17 // indirect
 )
 
 tool github.com/cilium/ebpf/cmd/bpf2go
