@@ -28,9 +28,11 @@ type Code struct {
 
 	object *object
 	golang *goTable
-	lines  *lines
-	tables []*symbols // the first that has a name is right
-	objs   []*object
+	lines  *lines // nil until they are asked for
+	// described has DWARF that was not read yet.
+	described *object
+	tables    []*symbols // the first that has a name is right
+	objs      []*object
 
 	answers     map[uint64][]fault.Frame
 	answerBytes int
@@ -56,19 +58,21 @@ func newCode(r io.ReaderAt, find separate) (c *Code, err error) {
 	}()
 	c = &Code{BuildID: o.buildID, object: o, objs: []*object{o}, answers: map[uint64][]fault.Frame{}}
 	c.golang = goTableOf(o)
-	c.lines = linesOf(o, o.codeAt)
+	if hasLines(o) {
+		c.described = o
+	}
 	all := functionsOf(o, elf.SHT_SYMTAB)
 	if all != nil {
 		c.tables = append(c.tables, all)
 	} else if mini := unpack(o); mini != nil {
 		c.add(mini)
 	}
-	if find != nil && (all == nil || c.lines == nil) && (c.golang == nil || o.linksLibraries()) {
+	if find != nil && (all == nil || c.described == nil) && (c.golang == nil || o.linksLibraries()) {
 		link, crc, ok := o.debugLink()
 		if debug := find(o.buildID, link, crc, ok); debug != nil {
 			c.add(debug)
-			if c.lines == nil {
-				c.lines = linesOf(debug, o.codeAt)
+			if c.described == nil && hasLines(debug) {
+				c.described = debug
 			}
 		}
 	}
@@ -152,6 +156,10 @@ func (c *Code) find(addr uint64) (frames []fault.Frame) {
 			return frames
 		}
 	}
+	if c.lines == nil && c.described != nil {
+		c.lines = linesOf(c.described, c.object.codeAt)
+		c.described = nil
+	}
 	bare := false
 	if c.lines != nil {
 		frames, bare = c.lines.at(addr)
@@ -189,7 +197,7 @@ func (c *Code) Size() int {
 		n += c.lines.size()
 	}
 	for _, o := range c.objs {
-		n += o.held + len(o.f.Sections)*objectCost + len(o.f.Progs)*objectCost
+		n += o.held + cachedBlocks*blockSize + len(o.f.Sections)*objectCost + len(o.f.Progs)*objectCost
 	}
 	return n
 }

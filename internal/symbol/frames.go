@@ -2,6 +2,7 @@ package symbol
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -252,10 +253,10 @@ func equal(a, b io.ReaderAt, size int64) bool {
 	x, y := make([]byte, step), make([]byte, step)
 	for off := int64(0); off < size; off += step {
 		n := min(step, size-off)
-		if _, err := a.ReadAt(x[:n], off); err != nil && err != io.EOF {
+		if _, err := a.ReadAt(x[:n], off); err != nil && !errors.Is(err, io.EOF) {
 			return false
 		}
-		if _, err := b.ReadAt(y[:n], off); err != nil && err != io.EOF {
+		if _, err := b.ReadAt(y[:n], off); err != nil && !errors.Is(err, io.EOF) {
 			return false
 		}
 		if !bytes.Equal(x[:n], y[:n]) {

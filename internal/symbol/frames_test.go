@@ -609,10 +609,18 @@ func benchmarkCode(b *testing.B, path string) {
 	b.Run("first", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			b.StopTimer()
-			c := openCode(b, path)
-			b.StartTimer()
+			var debug *debugFile
+			c, err := newCode(f, func(buildID, link string, crc uint32, hasLink bool) (o *object) {
+				debug, o = findDebugFile(0, path, buildID, link, crc, hasLink)
+				return o
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
 			c.At(addrs[500])
+			if debug != nil {
+				debug.Close()
+			}
 		}
 	})
 	b.Run("cold", func(b *testing.B) {
@@ -646,3 +654,83 @@ func BenchmarkLibc(b *testing.B) {
 }
 
 func BenchmarkGo(b *testing.B) { benchmarkCode(b, "/proc/self/exe") }
+
+// TestPerfMapLive: what interpreters write about themselves.
+func TestPerfMapLive(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"leaf.py": "import sys\ndef leaf():\n    return 1\nleaf()\nprint('ready', flush=True)\nsys.stdin.read()\n",
+		"leaf.js": "function leaf(a) { let s = 0; for (let i = 0; i < a; i++) s += i % 7; return s; }\n" +
+			"for (let i = 0; i < 3000; i++) leaf(1000);\nconsole.log('ready');\nprocess.stdin.resume();\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		want fault.Frame
+	}{
+		{"python3", []string{"-X", "perf", "leaf.py"}, fault.Frame{Func: "py::leaf", File: filepath.Join(dir, "leaf.py"), Lang: fault.LangPython}},
+		{"node", []string{"--perf-basic-prof", "leaf.js"}, fault.Frame{Func: "leaf", File: filepath.Join(dir, "leaf.js"), Line: 1, Lang: fault.LangNode}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			need(t, c.name)
+			args := c.args
+			if c.name == "python3" {
+				if exec.Command(c.name, "-c", "import sys; sys.exit(sys.version_info < (3, 12))").Run() != nil {
+					t.Skip("python3 is older than 3.12 and lists no functions")
+				}
+				args = append(slices.Clone(args[:2]), filepath.Join(dir, args[2]))
+			}
+			cmd := exec.Command(c.name, args...)
+			cmd.Dir = dir
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			pid := uint32(cmd.Process.Pid)
+			defer os.Remove(fmt.Sprintf("/tmp/perf-%d.map", pid))
+			defer func() {
+				stdin.Close()
+				_ = cmd.Wait()
+			}()
+			if _, err := io.ReadFull(out, make([]byte, len("ready"))); err != nil {
+				t.Fatal(err)
+			}
+			m, err := OpenPerfMap(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			found := false
+			for wait := 0; !found && wait < 100; wait++ { // until it has written all
+				for more := true; more; {
+					if more, err = m.Refresh(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, e := range m.entries {
+					f := m.At(e.start)
+					f.Addr = 0
+					found = found || f == c.want
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			if !found {
+				t.Errorf("%d functions, none is %+v", len(m.entries), c.want)
+			}
+			if m.Skipped > 0 {
+				t.Errorf("%d lines are skipped", m.Skipped)
+			}
+		})
+	}
+}

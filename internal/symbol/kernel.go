@@ -65,11 +65,11 @@ func ReadKernel(r io.Reader) (*Kernel, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	for {
 		line, err := in.ReadSlice('\n')
-		for err == bufio.ErrBufferFull { // no such symbol
+		for errors.Is(err, bufio.ErrBufferFull) { // no such symbol
 			line = nil
 			_, err = in.ReadSlice('\n')
 		}
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, fmt.Errorf("reading the kernel's symbols: %w", err)
 		}
 		if s, name, module, ok := parseKernelSymbol(line); ok {
@@ -91,7 +91,7 @@ func ReadKernel(r io.Reader) (*Kernel, error) {
 				k.symbols = append(k.symbols, s)
 			}
 		}
-		if err == io.EOF {
+		if err != nil {
 			break
 		}
 	}

@@ -47,12 +47,53 @@ func readObject(r io.ReaderAt) (o *object, err error) {
 	}
 	// Sections are read through the same reader, in bounds of their own.
 	headers.blocks, headers.through = nil, true
+	r = &cached{r: r}
 	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
 		return nil, fmt.Errorf("reading ELF headers: %v is no program and no library", f.Type)
 	}
 	o = &object{r: r, f: f, inflated: map[string][]byte{}}
 	o.buildID = o.readBuildID()
 	return o, nil
+}
+
+// cached keeps the parts of a file that were read last: what is looked up is spread over a
+// few places, and asking the kernel costs more than looking.
+type cached struct {
+	r      io.ReaderAt
+	blocks [cachedBlocks]struct {
+		known  bool
+		number int64
+		b      []byte
+	}
+}
+
+const cachedBlocks = 64
+
+func (c *cached) ReadAt(b []byte, off int64) (n int, err error) {
+	if len(b) > 2*blockSize || off < 0 {
+		return c.r.ReadAt(b, off)
+	}
+	for n < len(b) {
+		number, in := (off+int64(n))/blockSize, (off+int64(n))%blockSize
+		block := &c.blocks[number%cachedBlocks]
+		if !block.known || block.number != number {
+			if block.b == nil {
+				block.b = make([]byte, blockSize)
+			}
+			block.known = false
+			got, err := c.r.ReadAt(block.b[:blockSize], number*blockSize)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return n, err
+			}
+			block.b = block.b[:got]
+			block.known, block.number = true, number
+		}
+		if in >= int64(len(block.b)) {
+			return n, io.EOF
+		}
+		n += copy(b[n:], block.b[in:])
+	}
+	return n, nil
 }
 
 // extent is a part of a file, or of memory.
@@ -67,7 +108,16 @@ func (e extent) bytes(off, n uint64) []byte {
 	if e.r == nil || off >= e.size {
 		return nil
 	}
-	b := make([]byte, min(n, e.size-off))
+	n = min(n, e.size-off)
+	// What a header says need not be there.
+	if n > 1<<20 {
+		b, err := io.ReadAll(io.NewSectionReader(e.r, int64(e.off+off), int64(n)))
+		if err != nil {
+			return nil
+		}
+		return b
+	}
+	b := make([]byte, n)
 	got, err := e.r.ReadAt(b, int64(e.off+off))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil
