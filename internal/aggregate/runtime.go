@@ -41,7 +41,7 @@ var runtimePrefixes = []string{"__memset_", "__memcpy_", "__memmove_", "__mempcp
 var languagePrefixes = map[fault.Lang][]string{
 	fault.LangGo: {"runtime.", "internal/runtime/", "runtime/internal/", "internal/bytealg.", "internal/abi."},
 	// Rust's names of the implementation of a trait begin with <.
-	fault.LangRust:   {"core::", "alloc::", "std::", "hashbrown::", "<core::", "<alloc::", "<std::", "<hashbrown::", "__rust_", "__rustc", "__rdl_"},
+	fault.LangRust: {"core::", "alloc::", "std::", "hashbrown::", "<core::", "<alloc::", "<std::", "<hashbrown::", "__rust_", "__rustc", "__rdl_"},
 	fault.LangCPP:  {"std::", "__gnu_cxx::", "void std::", "void* std::"},
 	fault.LangJava: {"java.", "jdk.internal."},
 }
