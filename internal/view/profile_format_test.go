@@ -391,9 +391,14 @@ func TestPprof(t *testing.T) {
 func TestPprofOverlap(t *testing.T) {
 	p := &fault.Profile{Faults: 8}
 	for i, f := range []fault.Frame{
-		{Addr: 0x401000, Offset: 0x401000, Module: "/bin/a"}, {Addr: 0x409000, Offset: 0x409000, Module: "/bin/a"}, {Addr: 0x402000, Offset: 0x402000, Module: "/bin/b"},
-		{Addr: 0x401fff, Offset: 0x401fff, Module: "/bin/c"}, {Addr: 0xffffffffffffe000, Offset: 1, Module: "[x]"}, {Addr: 0xffffffffffffffff, Offset: 0xffffffffffffffff, Module: "[y]"},
-		{Addr: 1, Module: "/bin/d"}, {Offset: 5, Module: "/bin/e"},
+		{Addr: 0x401000, Offset: 0x401000, Module: "/bin/a"},
+		{Addr: 0x409000, Offset: 0x409000, Module: "/bin/a"},
+		{Addr: 0x402000, Offset: 0x402000, Module: "/bin/b"},
+		{Addr: 0x401fff, Offset: 0x401fff, Module: "/bin/c"},
+		{Addr: 0xffffffffffffe000, Offset: 1, Module: "[x]"},
+		{Addr: 0xffffffffffffffff, Offset: 0xffffffffffffffff, Module: "[y]"},
+		{Addr: 1, Module: "/bin/d"},
+		{Offset: 5, Module: "/bin/e"},
 	} {
 		p.Samples = append(p.Samples, fault.StackSample{Stack: &fault.Stack{Frames: []fault.Frame{f}}, Faults: uint64(i)})
 	}
