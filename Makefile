@@ -38,11 +38,16 @@ generate: ## compile bpf/ into the objects that are committed
 	@scripts/need go clang-19 llvm-strip-19 bpf-headers
 	go generate ./internal/kernel
 
+.PHONY: web
+web: ## bundle the script and style of the flame graph page, which are committed
+	@scripts/need node npm
+	cd internal/view/web && npm ci --silent && npm run --silent build
+
 .PHONY: check-generated
-check-generated: generate ## fail if the committed objects are not what bpf/ compiles to
+check-generated: generate web ## fail if the committed objects and bundle are not what their sources make
 	@scripts/need git
-	@git diff --exit-code --stat -- internal/kernel || \
-		{ echo >&2 'generated files are not current: run make generate and commit the result'; exit 1; }
+	@git diff --exit-code --stat -- internal/kernel internal/view/web || \
+		{ echo >&2 'generated files are not current: run make generate web and commit the result'; exit 1; }
 
 .PHONY: bench
 bench: build ## measure the overhead beside bpftrace and perf; updates docs/overhead.md

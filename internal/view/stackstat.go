@@ -3,6 +3,7 @@ package view
 import (
 	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -104,6 +105,9 @@ func appendRowName(b []byte, by aggregate.StackBy, f *fault.Frame, limit int) []
 		where = ""
 		if f.Func != "" && f.Module != "" {
 			where, before, after = f.Module, " (", ")"
+			if limit > 0 {
+				where = path.Base(where)
+			}
 		}
 	}
 	if where == "" {

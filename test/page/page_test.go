@@ -106,7 +106,7 @@ func browser(t *testing.T, content []byte) context.Context {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stopTime := context.WithTimeout(ctx, 40*time.Second)
+	ctx, stopTime := context.WithTimeout(ctx, 2*time.Minute)
 	t.Cleanup(stopTime)
 	if _, err := chromedp.Call(ctx, network.Enable, network.EnableParams{}); err != nil {
 		t.Fatal(err)
@@ -372,7 +372,7 @@ func TestDifference(t *testing.T) {
 		return eval[string](ctx, t, fmt.Sprintf(`[...document.querySelectorAll("#chart g")].find((g) => g.getAttribute("name") === %q).querySelector("rect").getAttribute("fill")`, name))
 	}
 	// 85 % of 1000 after 350 of 860: far more than a tenth of all, so the full colour.
-	if got := fill("make_block alloc.py:8"); got != "rgb(216,126,56)" {
+	if got := fill("make_block alloc.py:8"); got != "rgb(216,126,57)" {
 		t.Errorf("what has risen is %s", got)
 	}
 	if got := fill("load data.py:87"); got != "rgb(56,141,190)" {

@@ -251,6 +251,7 @@ function showDetails(object) {
   if (frame.inlined) head.append(" ", make("small", "inlined"));
   details.append(head);
   const place = make("p", undefined, "place");
+  if (object === tree) place.append("Point at a frame, or use the arrow keys. Enter zooms, Escape zooms out, / searches.");
   if (frame.file) place.append(make("bdi", frame.line ? `${frame.file}:${frame.line}` : frame.file));
   if (frame.file && frame.module) place.append(" · ");
   if (frame.module) place.append(make("bdi", frame.module));
