@@ -31,10 +31,13 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 const volatile bool everyone;
 /* Take one fault in so many; 0: as many as `budget` stacks in `window` ns allow. */
 const volatile __u32 every;
-const volatile __u64 budget = 200;
-const volatile __u64 window = 100000000;
-/* How often a process may ask anew to be looked at, in ns. */
-const volatile __u64 look_again = 20000000;
+const volatile __u64 budget = 1000;
+const volatile __u64 window = 500000000;
+
+/* How often a process may ask anew to be looked at, in ns: at first, and then. */
+#define FIRST_LOOKS 32
+#define LOOK_SOON 1000000
+#define LOOK_LATER 100000000
 
 /*
  * The present window of an adaptive rate, of all CPUs together: when it began, how many
@@ -48,6 +51,7 @@ volatile __u64 rate = 1;
 struct process {
 	__u64 exec_vm;
 	__u64 looked;
+	__u32 looks;
 };
 
 struct {
@@ -114,10 +118,12 @@ static __always_inline void see_new_code(struct process *p, struct task_struct__
 {
 	__u64 exec_vm = BPF_CORE_READ(task, mm, exec_vm);
 
-	if (exec_vm == p->exec_vm || now - p->looked < look_again)
+	if (exec_vm == p->exec_vm ||
+	    now - p->looked < (p->looks < FIRST_LOOKS ? LOOK_SOON : LOOK_LATER))
 		return;
 	p->exec_vm = exec_vm;
 	p->looked = now;
+	p->looks++;
 	bpf_map_delete_elem(&reported_pids, &tgid);
 }
 

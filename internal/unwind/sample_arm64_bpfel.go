@@ -24,6 +24,8 @@ type sampleProcess struct {
 	_      structs.HostLayout
 	ExecVm uint64
 	Looked uint64
+	Looks  uint32
+	_      [4]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -38,7 +40,6 @@ const (
 	sampleVarBudget       = "budget"
 	sampleVarEvery        = "every"
 	sampleVarEveryone     = "everyone"
-	sampleVarLookAgain    = "look_again"
 	sampleVarRate         = "rate"
 	sampleVarWindow       = "window"
 	sampleVarWindowLimit  = "window_limit"
@@ -109,7 +110,6 @@ type sampleVariableSpecs struct {
 	Budget       *ebpf.VariableSpec `ebpf:"budget"`
 	Every        *ebpf.VariableSpec `ebpf:"every"`
 	Everyone     *ebpf.VariableSpec `ebpf:"everyone"`
-	LookAgain    *ebpf.VariableSpec `ebpf:"look_again"`
 	Rate         *ebpf.VariableSpec `ebpf:"rate"`
 	Window       *ebpf.VariableSpec `ebpf:"window"`
 	WindowLimit  *ebpf.VariableSpec `ebpf:"window_limit"`
@@ -160,7 +160,6 @@ type sampleVariables struct {
 	Budget       *ebpf.Variable `ebpf:"budget"`
 	Every        *ebpf.Variable `ebpf:"every"`
 	Everyone     *ebpf.Variable `ebpf:"everyone"`
-	LookAgain    *ebpf.Variable `ebpf:"look_again"`
 	Rate         *ebpf.Variable `ebpf:"rate"`
 	Window       *ebpf.Variable `ebpf:"window"`
 	WindowLimit  *ebpf.Variable `ebpf:"window_limit"`

@@ -58,7 +58,7 @@ const (
 	// pollInterval is how often the library reads its ring buffer.
 	pollInterval = 20 * time.Millisecond
 	// window is how long an adapted rate stays; see bpf/unwind.bpf.c.
-	window = 100 * time.Millisecond
+	window = 500 * time.Millisecond
 	// ringBytes is the size of the ring buffer of stacks, which take 0.5 to 24 KiB.
 	ringBytes = 16 << 20
 )
@@ -121,7 +121,7 @@ type Unwinder struct {
 // intervals are how often the library does what.
 type intervals struct{}
 
-func (intervals) MonitorInterval() time.Duration       { return 250 * time.Millisecond }
+func (intervals) MonitorInterval() time.Duration       { return 100 * time.Millisecond }
 func (intervals) TracePollInterval() time.Duration     { return pollInterval }
 func (intervals) PIDCleanupInterval() time.Duration    { return time.Minute }
 func (intervals) ExecutableUnloadDelay() time.Duration { return 5 * time.Minute }
