@@ -45,18 +45,18 @@ func endOf(code uint64) fault.StackEnd {
 }
 
 var langs = map[libpf.InterpreterType]fault.Lang{
-	libpf.Kernel:   fault.LangKernel,
-	libpf.Native:   fault.LangNative,
-	libpf.Go: fault.LangGo,
-	libpf.Python:   fault.LangPython,
-	libpf.HotSpot:  fault.LangJava,
-	libpf.V8:       fault.LangNode,
-	libpf.Ruby:     fault.LangRuby,
-	libpf.Perl:     fault.LangPerl,
-	libpf.PHP:      fault.LangPHP,
-	libpf.PHPJIT:   fault.LangPHP,
-	libpf.Dotnet:   fault.LangDotNet,
-	libpf.BEAM:     fault.LangBEAM,
+	libpf.Kernel:  fault.LangKernel,
+	libpf.Native:  fault.LangNative,
+	libpf.Go:      fault.LangGo,
+	libpf.Python:  fault.LangPython,
+	libpf.HotSpot: fault.LangJava,
+	libpf.V8:      fault.LangNode,
+	libpf.Ruby:    fault.LangRuby,
+	libpf.Perl:    fault.LangPerl,
+	libpf.PHP:     fault.LangPHP,
+	libpf.PHPJIT:  fault.LangPHP,
+	libpf.Dotnet:  fault.LangDotNet,
+	libpf.BEAM:    fault.LangBEAM,
 }
 
 // interner keeps one Stack of each and the paths of files, both bounded. Stacks belong to
@@ -73,6 +73,7 @@ type interner struct {
 type interned struct {
 	kernel []uint64
 	frames libpf.Frames
+	lines  []uint32
 	stack  *fault.Stack
 }
 
@@ -111,7 +112,8 @@ func (in *interner) path(f libpf.FrameMappingFile) string {
 }
 
 // stack makes the stack of frames, of which the first are those of the addresses kernel.
-func (in *interner) stack(kernel []uint64, frames libpf.Frames) *fault.Stack {
+// The Python frames are on lines, or where they say if that is nil.
+func (in *interner) stack(kernel []uint64, frames libpf.Frames, lines []uint32) *fault.Stack {
 	var h maphash.Hash
 	h.SetSeed(in.seed)
 	for _, a := range kernel {
@@ -120,19 +122,22 @@ func (in *interner) stack(kernel []uint64, frames libpf.Frames) *fault.Stack {
 	for _, f := range frames {
 		maphash.WriteComparable(&h, f)
 	}
+	for _, l := range lines {
+		maphash.WriteComparable(&h, l)
+	}
 	sum := h.Sum64()
-	if k := in.stacks[sum]; k != nil && slices.Equal(k.kernel, kernel) && slices.Equal(k.frames, frames) {
+	if k := in.stacks[sum]; k != nil && slices.Equal(k.kernel, kernel) && slices.Equal(k.frames, frames) && slices.Equal(k.lines, lines) {
 		return k.stack
 	}
 	if len(in.stacks) >= keptStacks {
 		clear(in.stacks)
 	}
-	s := in.make(kernel, frames)
-	in.stacks[sum] = &interned{kernel: slices.Clone(kernel), frames: slices.Clone(frames), stack: s}
+	s := in.make(kernel, frames, lines)
+	in.stacks[sum] = &interned{slices.Clone(kernel), slices.Clone(frames), lines, s}
 	return s
 }
 
-func (in *interner) make(kernel []uint64, frames libpf.Frames) *fault.Stack {
+func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *fault.Stack {
 	s := &fault.Stack{Frames: make([]fault.Frame, 0, len(frames))}
 	for i, handle := range frames {
 		f := handle.Value()
@@ -143,6 +148,12 @@ func (in *interner) make(kernel []uint64, frames libpf.Frames) *fault.Stack {
 		frame := in.frame(&f, i > 0)
 		if i < len(kernel) {
 			frame.Addr = kernel[i]
+		}
+		if frame.Lang == fault.LangPython && lines != nil {
+			frame.Line = 0
+			if len(lines) > 0 {
+				frame.Line, lines = lines[0], lines[1:]
+			}
 		}
 		s.Frames = append(s.Frames, frame)
 	}
@@ -196,11 +207,12 @@ const vdsoPath = "linux-vdso.1.so"
 // ReportTraceEvent implements reporter.TraceReporter. It is called by HandleTrace.
 func (u *Unwinder) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMeta) error {
 	raw := u.current
+	kernel := raw.FrameData[:min(int(raw.NumKernelFrames), len(raw.FrameData))]
 	t := Trace{
 		Time: uint64(raw.KTime),
 		PID:  uint32(meta.PID), TID: uint32(meta.TID), CPU: uint32(meta.CPU),
 		Comm:  fault.MakeComm(meta.Comm.String()),
-		Stack: u.stacks.stack(raw.FrameData[:min(int(raw.NumKernelFrames), len(raw.FrameData))], trace.Frames),
+		Stack: u.stacks.stack(kernel, trace.Frames, u.python310.lines(raw, trace.Frames)),
 	}
 	u.got.Add(1)
 	if t.Stack.End == fault.StackIncomplete || t.Stack.End == fault.StackNone {
@@ -212,4 +224,3 @@ func (u *Unwinder) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEvent
 	}
 	return nil
 }
-

@@ -99,11 +99,12 @@ func (c Counts) Missing() uint64 { return c.Taken - min(c.Taken, c.Got+c.Dropped
 
 // Unwinder takes stacks. Its methods may be called from any goroutine.
 type Unwinder struct {
-	tracer  *tracer.Tracer
-	sampler *sampler
-	traces  chan Trace
-	raw     chan *libpf.EbpfTrace
-	stacks  *interner
+	tracer    *tracer.Tracer
+	sampler   *sampler
+	traces    chan Trace
+	raw       chan *libpf.EbpfTrace
+	stacks    *interner
+	python310 *python310
 
 	// current is what the library is naming: it calls back without the raw trace.
 	current      *libpf.EbpfTrace
@@ -143,11 +144,12 @@ func Open(o Options) (*Unwinder, error) {
 	}
 
 	u := &Unwinder{
-		traces:   make(chan Trace, 1024),
-		raw:      make(chan *libpf.EbpfTrace, 64),
-		stacks:   newInterner(),
-		stopping: make(chan struct{}),
-		done:     make(chan struct{}),
+		traces:    make(chan Trace, 1024),
+		raw:       make(chan *libpf.EbpfTrace, 64),
+		stacks:    newInterner(),
+		python310: newPython310(),
+		stopping:  make(chan struct{}),
+		done:      make(chan struct{}),
 	}
 	u.closing, u.cancel = context.WithCancel(context.Background())
 	syncing, cancelSync := context.WithCancel(context.Background())
@@ -276,7 +278,11 @@ func (u *Unwinder) Stop() {
 	})
 }
 
-// Close ends everything and waits for it. Traces that have not been read are lost.
+// syncGrace is how long the library may still look at processes that it was about to.
+const syncGrace = 10 * time.Second
+
+// Close ends everything. Traces that have not been read are lost. One goroutine, which
+// waits for the library to finish with processes, ends up to 10 s later.
 func (u *Unwinder) Close() error {
 	u.closeOnce.Do(func() {
 		u.Stop()
@@ -292,8 +298,9 @@ func (u *Unwinder) Close() error {
 			}
 			break
 		}
-		// It sends processes to look at without looking at its context: the receiver ends last.
-		u.cancelSync()
+		// It sends processes to look at without looking at its context, so the receiver
+		// has to outlive it, and it cannot be asked.
+		time.AfterFunc(syncGrace, u.cancelSync)
 		u.tracer.Close()
 		u.sampler.close()
 	})
