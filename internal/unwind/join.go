@@ -59,7 +59,7 @@ type thread struct {
 // a machine with 100,000 faults a second.
 func NewJoiner(when When) *Joiner {
 	j := &Joiner{
-		After: 50 * time.Microsecond, Hold: 2 * Delay,
+		After: time.Millisecond, Hold: 2 * Delay,
 		MaxFaults: 65536, MaxTraces: 16384,
 	}
 	if when == AtBegin {

@@ -44,7 +44,7 @@ func TestJoin(t *testing.T) {
 		"at its end":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 110)}, want: []uint32{110}},
 		"just behind its end": {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 112)}, want: []uint32{112}},
 		"before":              {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 99)}, want: []uint32{0}, unjoined: 1},
-		"long after":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 200)}, want: []uint32{0}, unjoined: 1},
+		"long after":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 1111)}, want: []uint32{0}, unjoined: 1},
 		"another thread":      {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(2, 105)}, want: []uint32{0}, unjoined: 1},
 		"two in one":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 103), at(1, 105)}, want: []uint32{103}, unjoined: 1},
 		"behind the end is in the next": {

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
 )
@@ -443,6 +445,70 @@ func symbols(t *testing.T, program string) map[string]elf.Symbol {
 	}
 	return byName
 }
+
+// However fast faults come, stacks are taken as often as was asked for.
+func TestRate(t *testing.T) {
+	need(t, "gcc")
+	program := filepath.Join(t.TempDir(), "storm")
+	compile(t, "gcc", "-O2", "-o", program, source(t, "storm.c", stormSource))
+	const perSecond = 1000
+	u, _ := open(t, Options{PerSecond: perSecond})
+	go func() {
+		for range u.Traces() {
+		}
+	}()
+	cmd := exec.Command("sh", "-c", `read _; exec "$0"`, program)
+	release, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Want(uint32(cmd.Process.Pid)); err != nil {
+		t.Fatal(err)
+	}
+	var before, after unix.Rusage
+	unix.Getrusage(unix.RUSAGE_SELF, &before)
+	begin := time.Now()
+	release.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	seconds := time.Since(begin).Seconds()
+	unix.Getrusage(unix.RUSAGE_SELF, &after)
+	u.Stop()
+	c, err := u.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := time.Duration(after.Utime.Nano() - before.Utime.Nano() + after.Stime.Nano() - before.Stime.Nano())
+	t.Logf("%.2f s, %v of CPU, %+v", seconds, used, c)
+	// The first window takes half as many more each time it halves the rate.
+	const halvings = 20
+	window := perSecond * window.Seconds()
+	if most := window*(1+halvings/2) + 2*perSecond*seconds; float64(c.Taken) > most {
+		t.Errorf("%d stacks in %.2f s, want at most %.0f", c.Taken, seconds, most)
+	}
+	if c.Seen < 200000 || c.Taken == 0 {
+		t.Errorf("%d stacks of %d faults, want some of 200000", c.Taken, c.Seen)
+	}
+}
+
+const stormSource = `
+#include <sys/mman.h>
+int main(void)
+{
+	for (int n = 0; n < 100; n++) {
+		volatile char *m = mmap(0, 2000 * 4096L, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		madvise((void *)m, 2000 * 4096L, MADV_NOHUGEPAGE);
+		for (long i = 0; i < 2000; i++)
+			m[i * 4096] = 1;
+		munmap((void *)m, 2000 * 4096L);
+	}
+	return 0;
+}
+`
 
 // What Close leaves behind would grow with each trace of a long-running process.
 func TestCloseLeavesNothing(t *testing.T) {

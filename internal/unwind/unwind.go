@@ -279,10 +279,10 @@ func (u *Unwinder) Stop() {
 }
 
 // syncGrace is how long the library may still look at processes that it was about to.
-const syncGrace = 10 * time.Second
+const syncGrace = 5 * time.Second
 
 // Close ends everything. Traces that have not been read are lost. One goroutine, which
-// waits for the library to finish with processes, ends up to 10 s later.
+// waits for the library to finish with processes, ends up to 5 s later.
 func (u *Unwinder) Close() error {
 	u.closeOnce.Do(func() {
 		u.Stop()
