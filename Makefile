@@ -36,12 +36,12 @@ fmt: ## format Go and C
 .PHONY: generate
 generate: ## compile bpf/ into the objects that are committed
 	@scripts/need go clang-19 llvm-strip-19 bpf-headers
-	go generate ./internal/kernel
+	go generate ./internal/kernel ./internal/unwind
 
 .PHONY: check-generated
 check-generated: generate ## fail if the committed objects are not what bpf/ compiles to
 	@scripts/need git
-	@git diff --exit-code --stat -- internal/kernel || \
+	@git diff --exit-code --stat -- internal/kernel internal/unwind || \
 		{ echo >&2 'generated files are not current: run make generate and commit the result'; exit 1; }
 
 .PHONY: bench
