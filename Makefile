@@ -36,7 +36,7 @@ fmt: ## format Go and C
 .PHONY: generate
 generate: ## compile bpf/ into the objects that are committed
 	@scripts/need go clang-19 llvm-strip-19 bpf-headers
-	go generate ./internal/kernel
+	go generate ./internal/kernel ./internal/unwind
 
 .PHONY: web
 web: ## bundle the script and style of the flame graph page, which are committed
@@ -46,7 +46,7 @@ web: ## bundle the script and style of the flame graph page, which are committed
 .PHONY: check-generated
 check-generated: generate web ## fail if the committed objects and bundle are not what their sources make
 	@scripts/need git
-	@git diff --exit-code --stat -- internal/kernel internal/view/web || \
+	@git diff --exit-code --stat -- internal/kernel internal/unwind internal/view/web || \
 		{ echo >&2 'generated files are not current: run make generate web and commit the result'; exit 1; }
 
 .PHONY: bench
