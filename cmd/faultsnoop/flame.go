@@ -48,6 +48,9 @@ A command is started, signals are handled and the exit code is as in trace.`,
 		Args:                  commandArgs,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if t.stack == "" {
+			t.stack = stackFull
+		}
 		filter, err := t.filter(cmd.Flags(), len(args) > 0)
 		if err != nil {
 			return err
@@ -78,7 +81,7 @@ func (o *flameOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
 	output.Var(into(&o.format, oneOf(flameFormats, parseFlameFormat)), "format", "`FORMAT` html (the default), svg, folded, speedscope or pprof")
 	output.Var(into(&o.value, oneOf(flameValues, view.ParseValue)), "value", "draw `WHAT` of each stack in svg and folded: faults (the default), time or bytes")
-	addStackFlag(output, &t.stack)
+	t.stackFlags(output, "take stacks by `WAY` full, with any language (the default), or fp, by frame pointers")
 	output.VarP(into(&t.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
 	t.addGroups(cmd, []flagGroup{
 		{"TARGET", t.targetFlags()}, {"FILTER", t.filterFlags()}, {"OUTPUT", output}, {"ADVANCED", t.advancedFlags()},
@@ -99,7 +102,7 @@ type flamer struct {
 
 // follow lets the command run, counts until the end and draws.
 func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
-	stacks, err := newStackNamer(src, &f.open, f.log)
+	stacks, err := f.nameStacks(src)
 	if err != nil {
 		return err
 	}
@@ -109,9 +112,9 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	}
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
-	c := counted(src, f.open.Tables)
+	c := newCounts(src, &f.open)
 	session := src.Session()
-	p := pipeline{src: c, out: f.out, take: stacks.name, done: func() bool { return f.out.err != nil }}
+	p := pipeline{src: src, out: f.out, stacks: stacks, take: c.take, done: func() bool { return f.out.err != nil }}
 	begin := session.Started
 	err = f.runReporting(ctx, &p)
 	// Also when something has failed, what was counted before is drawn.
@@ -125,8 +128,8 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 }
 
 // draw writes what was counted.
-func (f *flamer) draw(c counting, stacks *stackNamer, run *fault.Profile) error {
-	rows, err := c.Rows()
+func (f *flamer) draw(c *counts, stacks *stackNamer, run *fault.Profile) error {
+	rows, err := c.rows()
 	if err != nil {
 		return err
 	}

@@ -35,16 +35,17 @@ type traceOptions struct {
 	minLatency   time.Duration
 
 	// output
-	output   string        // path of a file, empty for stdout
-	columns  []view.Column // nil is the default
-	json     bool
-	csv      bool
-	count    uint64
-	again    bool
-	stack    string // how stacks are taken, empty for none
-	mapper   bool
-	pfn      bool
-	duration time.Duration
+	output     string        // path of a file, empty for stdout
+	columns    []view.Column // nil is the default
+	json       bool
+	csv        bool
+	count      uint64
+	again      bool
+	stack      string // how stacks are taken, empty for none
+	stackEvery uint64 // 0 adapts
+	mapper     bool
+	pfn        bool
+	duration   time.Duration
 
 	// advanced
 	sample uint64
@@ -101,7 +102,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.BoolVar(&o.csv, "csv", false, "comma-separated values with a header line")
 	output.BoolVar(&o.pfn, "pfn", false, "tell where in the machine's memory each page is, for columns pfn and node (needs CAP_SYS_ADMIN)")
 	output.BoolVar(&o.again, "again", false, "remember the pages of up to 1,048,576 faults, for column again")
-	addStackFlag(output, &o.stack)
+	o.stackFlags(output, "show the functions that led to each fault, by `WAY` full, with any language, or fp, by frame pointers")
 	output.BoolVar(&o.mapper, "mapper", false, "with --stack: show too who has mapped the memory (mmap, mremap, brk)")
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
@@ -209,6 +210,8 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
+	case o.stackEvery != 0 && o.stack != stackFull:
+		return usagef("--stack-every: only --stack=full takes the stacks of some faults")
 	case o.mapper && o.stack == "":
 		return usagef("--mapper shows a second stack beside the first: add --stack")
 	case o.mapper && o.hook == string(kernel.Perf):

@@ -33,6 +33,8 @@ type opener func(sourceOptions, *slog.Logger) (source, error)
 type pipeline struct {
 	src source
 	out *output
+	// stacks is nil if none are taken.
+	stacks *stackNamer
 	// take is called for each batch; done reports that nothing more is wanted.
 	take func(*fault.Batch) error
 	done func() bool
@@ -63,6 +65,17 @@ func (p *pipeline) run(ctx context.Context) error {
 			ctx = context.WithoutCancel(ctx)
 		}
 		batch, err := p.src.Next(ctx)
+		if p.stacks != nil {
+			ended := errors.Is(err, io.EOF)
+			if ended && batch == nil {
+				batch = &fault.Batch{} // those that have waited for their stacks
+			}
+			if batch != nil {
+				if err := p.stacks.name(batch, ended); err != nil {
+					return err
+				}
+			}
+		}
 		if batch != nil {
 			if err := p.take(batch); err != nil {
 				return err
@@ -85,8 +98,6 @@ type printer struct {
 	out   *output
 	limit uint64           // of records, 0 for none
 	names *symbol.Resolver // nil if no section or symbol is shown
-	// stacks is nil if they are not taken.
-	stacks *stackNamer
 
 	printed uint64
 }
@@ -99,11 +110,6 @@ func (p *printer) done() bool {
 func (p *printer) take(batch *fault.Batch) error {
 	if p.names != nil {
 		p.names.Resolve(batch.Faults)
-	}
-	if p.stacks != nil {
-		if err := p.stacks.name(batch); err != nil {
-			return err
-		}
 	}
 	for i := range batch.Faults {
 		if p.done() {

@@ -17,15 +17,36 @@ import (
 
 // The ways to take stacks.
 const (
+	// stackFull unwinds any language, and falls back to frame pointers.
+	stackFull = "full"
+	// stackFP follows frame pointers.
 	stackFP = "fp"
 )
 
-func addStackFlag(flags *pflag.FlagSet, to *string) {
-	flags.Var(into(to, oneOf([]string{stackFP}, parseStackMode)), "stack", "show the functions that led to each fault; `WAY` fp follows frame pointers")
-	flags.Lookup("stack").NoOptDefVal = stackFP
+var stackModes = []string{stackFull, stackFP}
+
+// stackFlags are those that say how stacks are taken.
+func (o *traceOptions) stackFlags(flags *pflag.FlagSet, usage string) {
+	flags.Var(into(&o.stack, oneOf(stackModes, func(s string) (string, bool) { return s, slices.Contains(stackModes, s) })), "stack", usage)
+	flags.Lookup("stack").NoOptDefVal = stackFull
+	flags.Var(into(&o.stackEvery, parseCount), "stack-every", "with --stack=full: take the stack of every `N`th fault, chosen by chance; adapted to their rate by default")
 }
 
-func parseStackMode(s string) (string, bool) { return s, s == stackFP }
+// openUnwinder loads the unwinder of any language if stacks are wanted and not by frame
+// pointers, or says why these are followed.
+func (t *tracer) openUnwinder() {
+	if t.stack != stackFull {
+		return
+	}
+	u, err := openUnwound(&t.open, t.stackEvery, t.open.Hook, t.log)
+	if err != nil {
+		t.log.Info(fmt.Sprintf("stacks by frame pointers: %v", err))
+		return
+	}
+	t.unwound = u
+	// Records and traces meet here, so nothing is counted in the kernel.
+	t.open.Stacks, t.open.CountOnly = false, false
+}
 
 // mappings is who knows what processes had mapped when a stack was taken.
 type mappings interface {
@@ -43,13 +64,16 @@ type stackNamer struct {
 	kernel   *symbol.Kernel // nil if its symbols cannot be read
 	named    map[uint64]*fault.Stack
 	process  map[uint64]fault.Comm // whose stack it is
-	mappers  aggregate.Mappers
+	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
+	unwound map[uint64]*fault.Stack
+	mappers aggregate.Mappers
+	full    *unwound // nil if frame pointers are followed
 }
 
 // newStackNamer is to be called before the traced command runs, whose mappings are heard
 // of from then on.
-func newStackNamer(src source, open *sourceOptions, log *slog.Logger) (*stackNamer, error) {
-	n := &stackNamer{named: map[uint64]*fault.Stack{}, process: map[uint64]fault.Comm{}}
+func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Logger) (*stackNamer, error) {
+	n := &stackNamer{named: map[uint64]*fault.Stack{}, process: map[uint64]fault.Comm{}, unwound: map[uint64]*fault.Stack{}, full: full}
 	if session, ok := src.(*perfevent.Session); ok {
 		n.maps = session
 	} else {
@@ -69,7 +93,21 @@ func newStackNamer(src source, open *sourceOptions, log *slog.Logger) (*stackNam
 	return n, nil
 }
 
+// nameStacks returns what names stacks, nil if none are taken.
+func (t *tracer) nameStacks(src source) (*stackNamer, error) {
+	if t.stack == "" {
+		return nil, nil
+	}
+	return newStackNamer(src, &t.open, t.unwound, t.log)
+}
+
 func (n *stackNamer) close() error {
+	if n == nil {
+		return nil
+	}
+	if n.full != nil {
+		n.full.tellCounts()
+	}
 	n.resolver.Close()
 	if n.timeline == nil {
 		return nil
@@ -77,14 +115,19 @@ func (n *stackNamer) close() error {
 	return n.timeline.Close()
 }
 
-// name takes up the new stacks of a batch and gives its faults theirs.
-func (n *stackNamer) name(batch *fault.Batch) error {
+// name takes up the new stacks of a batch and gives its faults theirs. end says that it is the
+// last one. Unwound stacks come later than faults, which wait for them: the batch then has
+// the faults of earlier ones.
+func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 	if n.timeline != nil {
 		if err := n.timeline.Advance(); err != nil {
 			return err
 		}
 	}
 	n.add(batch.Stacks)
+	if n.full != nil {
+		n.full.join(batch, end)
+	}
 	calls := batch.Mappings
 	for i := range batch.Faults {
 		f := &batch.Faults[i]
@@ -92,7 +135,13 @@ func (n *stackNamer) name(batch *fault.Batch) error {
 			n.mappers.Add(&calls[0])
 			calls = calls[1:]
 		}
-		f.Stack, f.Mapper = n.named[f.StackID], n.named[n.mappers.Of(f)]
+		f.Mapper = n.named[n.mappers.Of(f)]
+		if n.full == nil {
+			f.Stack = n.named[f.StackID]
+		} else if f.Stack != nil {
+			f.Stack = n.full.name(f, n)
+			n.unwound[f.StackID], n.process[f.StackID] = f.Stack, f.Process
+		}
 	}
 	for i := range calls {
 		n.mappers.Add(&calls[i])
@@ -175,7 +224,10 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 // profile is a table by stack or by sample with the stacks' names. What had no row, and
 // stacks that nobody has heard of, are faults without a stack.
 func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
-	none := &fault.Stack{End: fault.StackNone}
+	none, named := &fault.Stack{End: fault.StackNone}, n.named
+	if n.full != nil {
+		named = n.unwound
+	}
 	p := &fault.Profile{}
 	add := func(s fault.StackSample, c *fault.Cost) {
 		s.Faults, s.Time, s.Bytes = c.Faults(), c.Time, c.Bytes
@@ -184,7 +236,7 @@ func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
 	}
 	for key, cost := range t.Rows {
 		s := fault.StackSample{
-			Stack: n.named[key.Value], Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
+			Stack: named[key.Value], Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
 		}
 		if s.Stack == nil {
 			s.Stack = none

@@ -66,6 +66,12 @@ handled and the exit code is as in trace.`,
 		if len(tables) > fault.MaxTables {
 			return usagef("--by: %d tables, at most %d are counted at a time", len(tables), fault.MaxTables)
 		}
+		if len(o.stackBy) > 0 && t.stack == "" {
+			t.stack = stackFull
+		}
+		if len(o.stackBy) == 0 && t.stack != "" {
+			return usagef("--stack: there is no table that needs stacks: add --by function, line, stack or module")
+		}
 		if o.skip && len(o.stackBy) == 0 {
 			return usagef("--skip-runtime: there is no table by function or line: add --by line")
 		}
@@ -73,8 +79,7 @@ handled and the exit code is as in trace.`,
 			tracer: tracer{
 				traceOptions: t,
 				open: sourceOptions{
-					Filter: filter, Sample: 1, Hook: t.hook, Command: args, Buffer: t.buffer, CountOnly: true, Tables: tables,
-					Stacks: len(o.stackBy) > 0,
+					Filter: filter, Sample: 1, Hook: t.hook, Command: args, Buffer: t.buffer, CountOnly: true, Tables: tables, Stacks: t.stack != "",
 				},
 				out: newOutput(cmd.OutOrStdout()), stderr: cmd.ErrOrStderr(), log: newLogger(cmd.ErrOrStderr()),
 			},
@@ -103,6 +108,7 @@ func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
 	output.Var(each(o.addTable), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result, or, of the code that faulted, by function, line, stack or module (repeatable, or a list with commas; at most "+strconv.Itoa(fault.MaxTables)+", of which those of code are one)")
 	output.BoolVar(&o.skip, "skip-runtime", false, "count faults for the innermost function that is not of libc, an allocator, an interpreter or the kernel")
+	t.stackFlags(output, "for tables of code: take stacks by `WAY` full, with any language (the default), or fp, by frame pointers")
 	output.Uint64Var(&o.top, "top", 10, "show the dearest `N` rows of each table, 0 all")
 	output.BoolVar(&o.hist, "hist", false, "draw a histogram of the latencies of each kind")
 	output.VarP(into(&o.interval, parseDuration), "interval", "i", "show the counts of every `DURATION`, as in 1s, and those of the whole run at the end")
@@ -146,65 +152,61 @@ type statter struct {
 	statOptions
 }
 
-// counting is a source whose faults are counted by kind and in tables.
-type counting interface {
-	source
-	Rows() (*fault.Rows, error)
-}
-
-// recordCounter counts the records of a source that only has these.
-type recordCounter struct {
-	source
-	counter *aggregate.Counter
-}
-
 // maxRecordRows bounds the rows that are kept here: as many as in the kernel.
 const maxRecordRows = 1 << 18
 
-// counted returns a source that counts.
-func counted(src source, by []fault.By) counting {
-	if live, ok := src.(*kernel.Live); ok {
-		return live
-	}
-	return &recordCounter{src, aggregate.NewCounter(by, maxRecordRows)}
+// counts are the rows of a run, counted in the kernel or, where that sends records, here.
+type counts struct {
+	source
+	live    *kernel.Live
+	counter *aggregate.Counter
 }
 
-// Next counts the records of a batch and returns it without them.
-func (c *recordCounter) Next(ctx context.Context) (*fault.Batch, error) {
-	batch, err := c.source.Next(ctx)
-	if batch == nil {
-		return nil, err
+func newCounts(src source, o *sourceOptions) *counts {
+	c := &counts{source: src}
+	var ok bool
+	if c.live, ok = src.(*kernel.Live); !ok || !o.CountOnly {
+		c.live, c.counter = nil, aggregate.NewCounter(o.Tables, maxRecordRows)
 	}
-	for i := range batch.Faults {
-		c.counter.Add(&batch.Faults[i])
-	}
-	batch.Faults = batch.Faults[:0]
-	return batch, err
+	return c
 }
 
-func (c *recordCounter) Rows() (*fault.Rows, error) { return c.counter.Rows(), nil }
+// take counts the records of a batch, if there are any.
+func (c *counts) take(batch *fault.Batch) error {
+	if c.counter != nil {
+		for i := range batch.Faults {
+			c.counter.Add(&batch.Faults[i])
+		}
+	}
+	return nil
+}
+
+// rows are what was counted so far.
+func (c *counts) rows() (*fault.Rows, error) {
+	if c.live != nil {
+		return c.live.Rows()
+	}
+	return c.counter.Rows(), nil
+}
 
 // follow lets the command run and shows what was counted, at intervals and in the end.
 func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src source, child *command) error {
-	m := meter{statter: s, users: map[uint32]string{}}
-	if s.open.Stacks {
-		var err error
-		if m.stacks, err = newStackNamer(src, &s.open, s.log); err != nil {
-			return err
-		}
-		defer func() { s.closing(m.stacks.close()) }()
+	stacks, err := s.nameStacks(src)
+	if err != nil {
+		return err
 	}
+	defer func() { s.closing(stacks.close()) }()
+	m := meter{statter: s, stacks: stacks, users: map[uint32]string{}}
 	s.begin(src.Session())
 	if err := s.release(child, end); err != nil {
 		return err
 	}
 	ctx, cancel := s.limit(ctx)
 	defer cancel()
-	c := counted(src, s.open.Tables)
-	m.src, m.begin = c, time.Now()
+	m.src, m.begin = newCounts(src, &s.open), time.Now()
 	m.last = m.begin
-	p := pipeline{src: c, out: s.out, take: m.tick, done: func() bool { return s.out.err != nil }}
-	err := s.runReporting(ctx, &p)
+	p := pipeline{src: src, out: s.out, stacks: stacks, take: m.tick, done: func() bool { return s.out.err != nil }}
+	err = s.runReporting(ctx, &p)
 	// Also when something has failed, what was counted before is shown.
 	whole, ended := view.Run, p.ended
 	if ended.Before(m.last) { // while an interval was shown
@@ -237,7 +239,7 @@ func (s *statter) begin(session *fault.Session) {
 // meter shows counts from time to time.
 type meter struct {
 	*statter
-	src         counting
+	src         *counts
 	begin, last time.Time
 	before      aggregate.Snapshot
 	stacks      *stackNamer // nil if none are taken
@@ -257,10 +259,8 @@ func (m *meter) user(uid uint32) string {
 
 // tick is called for each batch, several times a second.
 func (m *meter) tick(batch *fault.Batch) error {
-	if m.stacks != nil {
-		if err := m.stacks.name(batch); err != nil {
-			return err
-		}
+	if err := m.src.take(batch); err != nil {
+		return err
 	}
 	if m.interval == 0 || time.Since(m.last) < m.interval {
 		return nil
@@ -270,7 +270,7 @@ func (m *meter) tick(batch *fault.Batch) error {
 
 // show writes what was counted from begin, when it was since, to end.
 func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.Part) error {
-	rows, err := m.src.Rows()
+	rows, err := m.src.rows()
 	if err != nil {
 		return err
 	}

@@ -97,6 +97,8 @@ type tracer struct {
 	out    *output
 	stderr io.Writer
 	log    *slog.Logger
+	// unwound takes stacks of any language, nil if it cannot or need not.
+	unwound *unwound
 }
 
 // follower is what a command does with a source to its end.
@@ -126,6 +128,9 @@ func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 		defer child.Abort()
 	}
 
+	if t.openUnwinder(); t.unwound != nil {
+		defer func() { t.closing(t.unwound.Close()) }()
+	}
 	tasks := holdNamed(&t.open.Filter, t.log)
 	src, err := open(t.open, t.log)
 	if err != nil {
@@ -172,14 +177,12 @@ func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	if to.names = resolver(to.enc, src.Session()); to.names != nil {
 		defer to.names.Close()
 	}
-	if t.open.Stacks {
-		var err error
-		if to.stacks, err = newStackNamer(src, &t.open, t.log); err != nil {
-			return err
-		}
-		defer func() { t.closing(to.stacks.close()) }()
+	stacks, err := t.nameStacks(src)
+	if err != nil {
+		return err
 	}
-	p := pipeline{src: src, out: t.out, take: to.take, done: to.done}
+	defer func() { t.closing(stacks.close()) }()
+	p := pipeline{src: src, out: t.out, stacks: stacks, take: to.take, done: to.done}
 	t.out.buf = to.enc.AppendHeader(t.out.buf)
 	t.out.flush()
 	if err := t.release(child, end); err != nil {
@@ -188,7 +191,7 @@ func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	ctx, cancel := t.limit(ctx)
 	defer cancel()
 	begin := time.Now()
-	err := t.runReporting(ctx, &p)
+	err = t.runReporting(ctx, &p)
 	sum := view.Summary{Printed: to.printed, Duration: p.ended.Sub(begin), Session: src.Session()}
 	if err := errors.Join(err, t.conclude(&to, src, &sum)); err != nil {
 		return t.abandon(err, child)
@@ -325,7 +328,7 @@ func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {
-	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.open.Stacks, Mappers: t.open.Mappers}
+	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", Mappers: t.open.Mappers}
 	if t.columns == nil {
 		o.Width = max(textWidth, t.out.width)
 	}

@@ -180,3 +180,13 @@ func (s *Space) within(m *Mapping) *Mapping {
 	}
 	return nil
 }
+
+// Mapped returns a mapping of the file at a path, as the kernel prints it, or nil. The result
+// is valid until the next change of s.
+func (s *Space) Mapped(path string) *Mapping {
+	i := slices.IndexFunc(s.maps, func(m Mapping) bool { return m.Path == path && m.Inode != 0 })
+	if i < 0 {
+		return nil
+	}
+	return &s.maps[i]
+}

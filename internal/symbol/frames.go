@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -355,4 +356,32 @@ func (r *Resolver) forgetMap(pid uint32) {
 	if c.PerfMap != nil {
 		c.Close()
 	}
+}
+
+// FramesIn are the functions at an address of an ELF file, as Frames tells them: for who knows
+// the address there and not that in the process. in.VMA is any mapping of the file, and
+// in.Addr is not used; buildID is that which the file must have, empty if nobody knows.
+func (r *Resolver) FramesIn(in *Instruction, addr uint64, buildID string) []fault.Frame {
+	r.tick()
+	at := addr
+	if in.Caller {
+		at--
+	}
+	var c *Code
+	if in.VMA.Label == "[vdso]" {
+		c = r.readVDSO(in.VMA)
+	} else if fl := r.open(in.VMA, true, in.PID); fl.image != nil && in.Time >= fl.since {
+		if kept, _ := r.codeOf(fl, in.VMA, in.PID); kept != nil {
+			c = kept.Code
+			defer r.accountCode(kept, fl)
+		}
+	}
+	if c == nil || buildID != "" && c.BuildID != "" && c.BuildID != buildID {
+		return nil
+	}
+	frames := slices.Clone(c.At(at))
+	for i := range frames {
+		frames[i].Module, frames[i].Offset = in.VMA.Name(), addr
+	}
+	return frames
 }
