@@ -667,3 +667,18 @@ func compare(t *testing.T, c *Code, bin string, addrs []uint64) {
 		t.Errorf("%d of %d are wrong", wrong, len(addrs))
 	}
 }
+
+// TestHuge: the size of a file says nothing about what is kept of it.
+func TestHuge(t *testing.T) {
+	bin := buildC(t, builtC{flags: []string{"-O2", "-g"}})
+	before := openCode(t, bin)
+	checkC(t, before, bin, true, true)
+	if err := os.Truncate(bin, 2<<30+1); err != nil {
+		t.Fatal(err)
+	}
+	after := openCode(t, bin)
+	checkC(t, after, bin, true, true)
+	if after.Size() != before.Size() || after.Size() > 1<<20 {
+		t.Errorf("%d bytes are kept of 2 GiB, %d of the same file before", after.Size(), before.Size())
+	}
+}
