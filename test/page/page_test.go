@@ -214,8 +214,14 @@ func scheme(ctx context.Context, t *testing.T, name string) {
 // fits tells whether the page can be read without scrolling sideways.
 func fits(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if over := eval[int](ctx, t, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
-		t.Errorf("the page is %d px too wide", over)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) { // until it has heard of a new width
+		over := eval[int](ctx, t, "document.documentElement.scrollWidth - document.documentElement.clientWidth")
+		if over <= 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the page is %d px too wide", over)
+		}
 	}
 }
 
@@ -246,12 +252,12 @@ func TestPage(t *testing.T) {
 	shot(ctx, t, "light-1280")
 	scheme(ctx, t, "dark")
 	shot(ctx, t, "dark-1280")
-	do(ctx, t, chromedp.EmulateViewport(390, 844), chromedp.Sleep(300*time.Millisecond))
+	do(ctx, t, chromedp.EmulateViewport(390, 844))
 	fits(ctx, t)
 	shot(ctx, t, "dark-390")
 	scheme(ctx, t, "light")
 	shot(ctx, t, "light-390")
-	do(ctx, t, chromedp.EmulateViewport(1280, 800), chromedp.Sleep(300*time.Millisecond))
+	do(ctx, t, chromedp.EmulateViewport(1280, 800))
 	fits(ctx, t)
 
 	// Zoom and back.
@@ -314,7 +320,6 @@ func TestPage(t *testing.T) {
 
 	// The other way up.
 	tops := func() (root, leaf float64) {
-		do(ctx, t, chromedp.Sleep(600*time.Millisecond))
 		y := eval[[]float64](ctx, t, `["all", "_copy_to_iter"].map((name) =>
 			[...document.querySelectorAll("#chart g")].find((g) => g.getAttribute("name") === name).getBoundingClientRect().top)`)
 		return y[0], y[1]

@@ -181,11 +181,16 @@ function redraw(change) {
   if (holder.select("svg").empty()) holder.datum(tree).call(chart);
   else chart.update(tree);
   root = holder.datum();
-  chart.transitionDuration(matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 200);
+  animate();
   search();
   if (state.term === "") decorate();
   else update();
   showDetails(tree);
+}
+
+// animate makes zooming move frames, where people have not asked for less motion.
+function animate() {
+  chart.transitionDuration(matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 200);
 }
 
 function update() {
@@ -349,6 +354,7 @@ function onResize() {
   resizing = setTimeout(() => {
     chart.width(width()).transitionDuration(0);
     update();
+    animate();
   }, 100);
 }
 
