@@ -17,7 +17,6 @@ import (
 // support/ebpf/errors.h.
 const (
 	errStackLength = 2
-	errEmptyStack  = 3
 	errTailCalls   = 5
 	errPCRead      = 4007
 )
