@@ -72,7 +72,7 @@ handled and the exit code is as in trace.`,
 		if len(o.stackBy) == 0 && t.stack != "" {
 			return usagef("--stack: there is no table that needs stacks: add --by function, line, stack or module")
 		}
-		if o.skip && len(o.stackBy) == 0 {
+		if cmd.Flags().Changed("skip-runtime") && len(o.stackBy) == 0 {
 			return usagef("--skip-runtime: there is no table by function or line: add --by line")
 		}
 		s := statter{
@@ -107,7 +107,7 @@ func (o *statOptions) register(cmd *cobra.Command, t *traceOptions) {
 	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
 	output.VarP(into(&t.output, parsePath), "output", "o", "write to `FILE` instead of stdout, where the command's own output goes")
 	output.Var(each(o.addTable), "by", "add a table by `WHAT`: process, thread, kind, file, mapping, page, cgroup, uid, cpu, access, mode or result, or, of the code that faulted, by function, line, stack or module (repeatable, or a list with commas; at most "+strconv.Itoa(fault.MaxTables)+", of which those of code are one)")
-	output.BoolVar(&o.skip, "skip-runtime", false, "count faults for the innermost function that is not of libc, an allocator, an interpreter or the kernel")
+	output.BoolVar(&o.skip, "skip-runtime", true, "count faults for the innermost function that is not of the kernel, libc, an allocator or an interpreter; --skip-runtime=false counts them for the innermost of all")
 	t.stackFlags(output, "for tables of code: take stacks by `WAY` full, with any language (the default), or fp, by frame pointers")
 	output.Uint64Var(&o.top, "top", 10, "show the dearest `N` rows of each table, 0 all")
 	output.BoolVar(&o.hist, "hist", false, "draw a histogram of the latencies of each kind")

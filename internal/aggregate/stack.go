@@ -241,9 +241,20 @@ type StackTable struct {
 	Total       StackCost
 }
 
+// Stacked is the cost of the faults that have a stack.
+func (t *StackTable) Stacked() StackCost {
+	var sum StackCost
+	for i := range t.Rows {
+		if t.Rows[i].Frame.Func != NoStack {
+			sum.Add(t.Rows[i].StackCost)
+		}
+	}
+	return sum
+}
+
 // TableOf counts a profile by the innermost frame of its stacks or, with skipRuntime, by the
 // innermost that is not of a runtime; a stack that has no such frame counts with its innermost.
-// The most expensive rows come first.
+// The most expensive rows come first, and faults without a stack last.
 func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
 	t := &StackTable{By: by, SkipRuntime: skipRuntime && by != ByStack}
 	type key struct {
@@ -282,6 +293,9 @@ func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
 		t.Total.Add(cost)
 	}
 	slices.SortStableFunc(t.Rows, func(a, b StackRow) int {
+		if none := b.Frame.Func == NoStack; none != (a.Frame.Func == NoStack) {
+			return map[bool]int{false: 1, true: -1}[none]
+		}
 		return cmp.Or(-cmp.Compare(a.Time, b.Time), -cmp.Compare(a.Faults, b.Faults), compareRows(&a, &b))
 	})
 	return t

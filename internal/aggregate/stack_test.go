@@ -138,11 +138,11 @@ func TestTableOf(t *testing.T) {
 		skip bool
 		want []string
 	}{
-		{ByFunction, false, []string{NoStack, memset.Func}},
-		{ByFunction, true, []string{NoStack, "make_block", memset.Func}},
-		{ByLine, true, []string{NoStack, "make_block", "make_block", memset.Func}},
-		{ByModule, false, []string{NoStack, memset.Module}},
-		{ByStack, true, []string{NoStack, "", "", ""}},
+		{ByFunction, false, []string{memset.Func, NoStack}},
+		{ByFunction, true, []string{"make_block", memset.Func, NoStack}},
+		{ByLine, true, []string{"make_block", "make_block", memset.Func, NoStack}},
+		{ByModule, false, []string{memset.Module, NoStack}},
+		{ByStack, true, []string{"", "", "", NoStack}},
 	} {
 		got := names(test.by, test.skip)
 		if len(got) != len(test.want) {

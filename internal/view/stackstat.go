@@ -19,15 +19,21 @@ var stackTitles = [...]string{
 	aggregate.ByStack: "STACK", aggregate.ByModule: "MODULE",
 }
 
-// topStacks returns the rows to show, and the sum and number of those that are not.
+// topStacks returns the rows to show, and the sum and number of those that are not. The row of
+// faults without a stack is always shown, as the last one.
 func (s *Stat) topStacks(t *aggregate.StackTable) (rows []aggregate.StackRow, rest aggregate.StackCost, hidden int) {
 	rows = t.Rows
+	if last := len(rows) - 1; last >= 0 && rows[last].Frame.Func == aggregate.NoStack {
+		none := rows[last]
+		rows = rows[:last:last]
+		defer func() { rows = append(rows, none) }()
+	}
 	if s.Top > 0 && len(rows) > s.Top {
 		for i := range rows[s.Top:] {
 			rest.Add(rows[s.Top+i].StackCost)
 		}
 		hidden = len(rows) - s.Top
-		rows = rows[:s.Top]
+		rows = rows[:s.Top:s.Top]
 	}
 	return rows, rest, hidden
 }
@@ -41,12 +47,16 @@ func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []
 	if t.SkipRuntime {
 		b = append(b, ", runtimes skipped"...)
 	}
+	if stacked := t.Stacked(); stacked.Faults < t.Total.Faults {
+		b = fmt.Appendf(b, ", of %s of the faults", percent(stacked.Faults, t.Total.Faults))
+	}
 	b = append(b, '\n')
 	limit := 0
 	if width > 0 {
 		limit = max(width-len(head), leastName)
 	}
-	cost := func(c *aggregate.StackCost) {
+	stacked := t.Stacked()
+	cost := func(c *aggregate.StackCost, share string) {
 		took, mapped := string(unknown), string(unknown)
 		if c.Time > 0 {
 			took = duration(c.Time)
@@ -54,12 +64,21 @@ func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []
 		if c.Bytes > 0 {
 			mapped = Bytes.format(c.Bytes)
 		}
-		b = fmt.Appendf(b, "%11s %10s %6s %6s %6s %10s  ", group(c.Faults), group(c.Major), took, stackShare(c, &t.Total), string(unknown), mapped)
+		b = fmt.Appendf(b, "%11s %10s %6s %6s %6s %10s  ", group(c.Faults), group(c.Major), took, share, string(unknown), mapped)
 	}
 	rows, rest, hidden := s.topStacks(t)
 	for i := range rows {
 		r := &rows[i]
-		cost(&r.StackCost)
+		if r.Frame.Func == aggregate.NoStack && hidden > 0 {
+			cost(&rest, stackShare(&rest, &stacked))
+			b = append(moreName(hidden).append(b, limit), '\n')
+			hidden = 0
+		}
+		if r.Frame.Func == aggregate.NoStack {
+			cost(&r.StackCost, string(unknown))
+		} else {
+			cost(&r.StackCost, stackShare(&r.StackCost, &stacked))
+		}
 		if r.Stack == nil {
 			b = append(appendRowName(b, t.By, &r.Frame, limit), '\n')
 			continue
@@ -75,7 +94,7 @@ func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []
 		}
 	}
 	if hidden > 0 {
-		cost(&rest)
+		cost(&rest, stackShare(&rest, &stacked))
 		b = append(moreName(hidden).append(b, limit), '\n')
 	}
 	return b
@@ -140,12 +159,16 @@ func moduleName(f *fault.Frame) string {
 
 // stackTableObject is a table for JSON.
 func (s *Stat) stackTableObject(t *aggregate.StackTable) map[string]any {
+	stacked := t.Stacked()
 	rows, rest, hidden := s.topStacks(t)
 	list := []map[string]any{}
 	for i := range rows {
 		r := &rows[i]
 		o := stackCostObject(&r.StackCost)
-		o["share"] = shareOf(&r.StackCost, &t.Total)
+		o["share"] = nil
+		if r.Frame.Func != aggregate.NoStack {
+			o["share"] = shareOf(&r.StackCost, &stacked)
+		}
 		switch {
 		case t.By == aggregate.ByStack:
 			o["stack"], o["stack_end"] = nil, fault.StackNone.String()
