@@ -154,7 +154,7 @@ func TestTableOf(t *testing.T) {
 			}
 		}
 	}
-	row := TableOf(p, ByLine, true).Rows[1]
+	row := TableOf(p, ByLine, true).Rows[0]
 	if row.Frame.Line != 8 || row.Frame.File != "alloc.py" || row.StackCost != (StackCost{Faults: 10, Major: 10, Time: 100}) {
 		t.Errorf("%+v", row)
 	}

@@ -16,7 +16,7 @@ const formats = [count, time, bytes];
 const valueNames = ["faults", "time", "bytes"];
 
 const state = {
-  wanted: { value: 0, kinds: new Set(profile.kindTotals().keys()), major: false, lines: true, widths: 0 },
+  wanted: { value: 0, kinds: new Set(profile.kindTotals().keys()), major: false, lines: true, widths: 0, stackless: profile.runs.every((run) => run.stacked === 0) },
   inverted: true,
   byChange: differential,
   term: "",
@@ -103,6 +103,9 @@ function offerChoices() {
     element("kinds").append(label);
   }
   element("major").addEventListener("change", (event) => redraw({ major: event.target.checked }));
+  // Of a share chosen by chance the others have nothing to show but their number.
+  element("stackless-choice").hidden = profile.stackless < 0 || state.wanted.stackless;
+  element("stackless").addEventListener("change", (event) => redraw({ stackless: event.target.checked }));
   element("lines").addEventListener("change", (event) => redraw({ lines: event.target.checked }));
   element("reset").addEventListener("click", resetZoom);
   element("search").addEventListener("input", (event) => {

@@ -4,6 +4,8 @@
 const frameSize = 6; // name, file, line, module, language, inlined
 const sampleSize = 6; // node, kind, major, faults, time, bytes
 
+const noStack = "[no stack]"; // aggregate.NoStack
+
 export const faults = 0;
 export const major = 3; // beside faults, time and bytes
 
@@ -18,6 +20,16 @@ export class Profile {
     this.nodes = data.nodes;
     this.samples = data.samples;
     this.count = data.nodes.length / 2 + 1;
+    this.stackless = this.findStackless();
+  }
+
+  // findStackless is the node of faults without a stack, -1 if all have one.
+  findStackless() {
+    for (let node = 1; node < this.count; node++) {
+      const frame = this.nodes[2 * (node - 1) + 1] * frameSize;
+      if (this.nodes[2 * (node - 1)] === 0 && this.strings[this.frames[frame]] === noStack) return node;
+    }
+    return -1;
   }
 
   frame(index) {
@@ -73,6 +85,7 @@ export class Profile {
     for (let i = 0; i < samples.length; i += sampleSize) {
       const [node, kind, isMajor] = [samples[i], samples[i + 1], samples[i + 2]];
       if (!wanted.kinds.has(kind) || (wanted.major && !isMajor)) continue;
+      if (!wanted.stackless && node === this.stackless) continue;
       for (let v = 0; v < 3; v++) own[v][node] += samples[i + 3 + v];
       if (isMajor) own[major][node] += samples[i + 3];
     }
