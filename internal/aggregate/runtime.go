@@ -77,7 +77,11 @@ func Runtime(f *fault.Frame) bool {
 			return true
 		}
 	}
-	name := strings.TrimSuffix(path.Base(f.Module), " (deleted)")
+	module := strings.TrimSuffix(f.Module, " (deleted)")
+	if path.Base(path.Dir(module)) == "lib-dynload" { // Python's own extension modules
+		return true
+	}
+	name := path.Base(module)
 	for i := range runtimeModules {
 		if runtimeModules[i].names.MatchString(name) {
 			return true
