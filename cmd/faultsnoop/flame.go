@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -29,7 +31,7 @@ func newFlameCmd(open opener) *cobra.Command {
 	var t traceOptions
 	o := flameOptions{format: flameFormats[0]}
 	cmd := &cobra.Command{
-		Use:   "flame [flags] [-- COMMAND [ARGS]]",
+		Use:   "flame [flags] [-- COMMAND [ARGS]] | FILE [FILE]",
 		Short: "Draw a flame graph of the code that takes page faults",
 		Long: `Draw a flame graph of the code that takes page faults: of the whole machine, of chosen
 processes, or of a command that is started for it. Faults are counted by their stacks in
@@ -40,14 +42,21 @@ their time or the memory that they mapped, of all kinds or of some. Formats svg 
 folded show one of these (--value); speedscope and pprof have all three, for
 speedscope.app and go tool pprof.
 
+With one FILE, which flame --format pprof has written before, that run is drawn; with two
+what has changed from the first to the second, by shares of all faults.
+
 A command is started, signals are handled and the exit code is as in trace.`,
 		Example: `  faultsnoop flame -o flame.html -- python3 app.py
   faultsnoop flame -p 4711 -d 10s --format pprof -o faults.pb.gz
+  faultsnoop flame -o change.html before.pb.gz after.pb.gz
   faultsnoop flame --kind cow --format folded -- ./server | sort -k2`,
 		DisableFlagsInUseLine: true,
-		Args:                  commandArgs,
+		Args:                  flameArgs,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && cmd.ArgsLenAtDash() < 0 {
+			return o.redraw(cmd, &t, args)
+		}
 		if t.stack == "" {
 			t.stack = stackFull
 		}
@@ -74,6 +83,83 @@ A command is started, signals are handled and the exit code is as in trace.`,
 	o.register(cmd, &t)
 	cmd.Flags().SetInterspersed(false)
 	return cmd
+}
+
+// flameArgs wants a command behind --, or one or two files.
+func flameArgs(cmd *cobra.Command, args []string) error {
+	if i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") }); i > 0 && cmd.ArgsLenAtDash() < 0 {
+		return usagef("%s: flags come before files", args[i])
+	}
+	if len(args) > 2 && cmd.ArgsLenAtDash() < 0 {
+		return usagef("%d files: one is drawn, and two are compared; to trace a command write -- in front of it", len(args))
+	}
+	if len(args) > 0 && cmd.ArgsLenAtDash() < 0 {
+		return nil
+	}
+	return commandArgs(cmd, args)
+}
+
+// redraw draws profiles that were written before.
+func (o *flameOptions) redraw(cmd *cobra.Command, t *traceOptions, files []string) error {
+	var other string
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if !slices.Contains([]string{"output", "format", "value"}, f.Name) {
+			other = f.Name
+		}
+	})
+	if other != "" {
+		return usagef("--%s: %s is drawn as it is: leave the flag out, or write -- in front of a command to trace it", other, files[0])
+	}
+	profiles := make([]*fault.Profile, len(files))
+	for i, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return fmt.Errorf("opening a profile: %w; to trace a command write -- in front of it", err)
+		}
+		profiles[i], err = view.ReadPprof(f)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	newest := profiles[len(profiles)-1]
+	var before *fault.Profile
+	if len(profiles) > 1 {
+		if before = profiles[0]; o.format != "html" {
+			return usagef("--format %s: only html shows what has changed between two files", o.format)
+		}
+	}
+	out := newOutput(cmd.OutOrStdout())
+	if t.output != "" {
+		var err error
+		if out, err = openOutput(t.output); err != nil {
+			return err
+		}
+	} else if out.width > 0 && o.format != "folded" {
+		return usagef("writing %s to a terminal shows nothing: give a file with -o", o.format)
+	}
+	var err error
+	if out.buf, err = o.encode(out.buf, newest, before); err != nil {
+		return err
+	}
+	out.flush()
+	out.close()
+	return out.failure()
+}
+
+// encode appends the picture of a run or, of format html, what has changed since another.
+func (o *flameOptions) encode(b []byte, p, before *fault.Profile) ([]byte, error) {
+	switch o.format {
+	case "svg":
+		return view.AppendSVG(b, p, o.value), nil
+	case "folded":
+		return view.AppendFolded(b, p, o.value), nil
+	case "speedscope":
+		return view.AppendSpeedscope(b, p), nil
+	case "pprof":
+		return view.AppendPprof(b, p)
+	}
+	return view.AppendFlame(b, p, before), nil
 }
 
 func (o *flameOptions) register(cmd *cobra.Command, t *traceOptions) {
@@ -140,18 +226,7 @@ func (f *flamer) draw(c *counts, stacks *stackNamer, run *fault.Profile) error {
 	stacks.add(rows.Stacks)
 	p := stacks.profile(&rows.Tables[0])
 	p.Session, p.Begin, p.Duration, p.Lost = run.Session, run.Begin, run.Duration, counters.LostTotal()
-	switch f.format {
-	case "svg":
-		f.out.buf = view.AppendSVG(f.out.buf, p, f.value)
-	case "folded":
-		f.out.buf = view.AppendFolded(f.out.buf, p, f.value)
-	case "speedscope":
-		f.out.buf = view.AppendSpeedscope(f.out.buf, p)
-	case "pprof":
-		f.out.buf, err = view.AppendPprof(f.out.buf, p)
-	default:
-		f.out.buf = view.AppendFlame(f.out.buf, p, nil)
-	}
+	f.out.buf, err = f.encode(f.out.buf, p, nil)
 	f.out.flush()
 	if err != nil {
 		return err
