@@ -14,7 +14,7 @@
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct mm_struct___code {
-	unsigned long exec_vm;
+	unsigned long exec_vm, data_vm;
 };
 
 struct task_struct___family {
@@ -50,6 +50,7 @@ volatile __u64 rate = 1;
 
 struct process {
 	__u64 exec_vm;
+	__u64 data_vm;
 	__u64 looked;
 	__u32 looks;
 };
@@ -111,17 +112,24 @@ static __always_inline struct process *find_process(struct task_struct___family 
 /*
  * The library asks user space to look at a process when it meets code that it does not
  * know, but soon only every 25 s. A program that has just begun maps its libraries
- * within milliseconds: when there is more executable memory, forget that it has asked.
+ * within milliseconds: when there is more executable memory, forget that it has asked. Code that
+ * is compiled at run time may be in writable memory, which counts as data.
  */
 static __always_inline void see_new_code(struct process *p, struct task_struct___family *task,
 					 __u32 tgid, __u64 now)
 {
 	__u64 exec_vm = BPF_CORE_READ(task, mm, exec_vm);
+	__u64 data_vm = BPF_CORE_READ(task, mm, data_vm);
+	__u64 gap = LOOK_LATER;
 
-	if (exec_vm == p->exec_vm ||
-	    now - p->looked < (p->looks < FIRST_LOOKS ? LOOK_SOON : LOOK_LATER))
+	if (exec_vm == p->exec_vm && data_vm == p->data_vm)
+		return;
+	if (exec_vm != p->exec_vm && p->looks < FIRST_LOOKS)
+		gap = LOOK_SOON;
+	if (now - p->looked < gap)
 		return;
 	p->exec_vm = exec_vm;
+	p->data_vm = data_vm;
 	p->looked = now;
 	p->looks++;
 	bpf_map_delete_elem(&reported_pids, &tgid);

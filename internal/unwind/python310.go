@@ -1,21 +1,28 @@
 package unwind
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
-	"os"
 	"strings"
+	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"go.opentelemetry.io/ebpf-profiler/libpf"
+	"go.opentelemetry.io/ebpf-profiler/support"
 	"golang.org/x/sys/unix"
 )
 
 // python310 finds the lines of frames of CPython 3.10, which the library (v0.0.202633)
-// gets wrong: f_lasti counts instructions of two bytes since that version, and the table of lines
-// is only read to its half. It belongs to the goroutine that names traces.
+// gets wrong. It asks the interpreter itself for the place of f_lasti, which is no member that Python
+// code may see in that version, and so reads the reference count; f_lasti
+// counts instructions of two bytes now; and of the table of lines it only reads a half.
+// It belongs to the goroutine that names traces.
 type python310 struct {
-	processes map[uint32]bool
+	// pythons is the library's map of what it knows of a process.
+	pythons *ebpf.Map
+	// processes are since when a process's traces have f_lasti, 0 for another version, and
+	// never if it cannot be had.
+	processes map[uint32]uint64
 	codes     map[codeKey]codeLines
 }
 
@@ -49,8 +56,8 @@ const (
 	bytesData     = 32
 )
 
-func newPython310() *python310 {
-	return &python310{processes: map[uint32]bool{}, codes: map[codeKey]codeLines{}}
+func newPython310(pythons *ebpf.Map) *python310 {
+	return &python310{pythons: pythons, processes: map[uint32]uint64{}, codes: map[codeKey]codeLines{}}
 }
 
 // lines are those of the Python frames of a trace, in its order, or nil if the library
@@ -61,8 +68,13 @@ func (p *python310) lines(raw *libpf.EbpfTrace, frames libpf.Frames) []uint32 {
 		if rest.Type() != libpf.PythonFrame || rest.Flags().Error() {
 			continue
 		}
-		if lines == nil && !p.is(uint32(raw.PID), frames) {
+		since := p.since(uint32(raw.PID), frames)
+		if since == 0 {
 			return nil
+		}
+		if uint64(raw.KTime) < since {
+			lines = append(lines, 0)
+			continue
 		}
 		where := rest.Variable(1)
 		code := p.code(codeKey{uint32(raw.PID), rest.Variable(0), uint32(where)})
@@ -71,27 +83,60 @@ func (p *python310) lines(raw *libpf.EbpfTrace, frames libpf.Frames) []uint32 {
 	return lines
 }
 
-// is tells whether the process runs CPython 3.10, by the names of what it has mapped.
-func (p *python310) is(pid uint32, frames libpf.Frames) bool {
+// never is behind all times.
+const never = ^uint64(0)
+
+// since has the library read f_lasti of the process if that runs CPython 3.10.
+func (p *python310) since(pid uint32, frames libpf.Frames) uint64 {
 	if known, ok := p.processes[pid]; ok {
 		return known
 	}
 	if len(p.processes) >= keptProcesses {
 		clear(p.processes)
 	}
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	is := bytes.Contains(maps, []byte("python3.10"))
-	if err != nil {
-		// It has ended: its stack may tell.
-		for _, f := range frames {
-			if m := f.Value().Mapping; m.Valid() {
-				name := m.Value().File.Value().FileName.String()
-				is = is || strings.Contains(name, "python3.10") || strings.Contains(name, "cpython-310")
+	since := uint64(0)
+	var info support.PyProcInfo
+	switch err := p.pythons.Lookup(pid, unsafe.Pointer(&info)); {
+	case err != nil && looksLike310(frames):
+		since = never
+	case err == nil && info.Version == version310:
+		since = p.repair(pid, &info)
+	}
+	p.processes[pid] = since
+	return since
+}
+
+// version310 is 3.10 as the library writes it.
+const version310 = 3<<8 | 10
+
+// looksLike310 is for a process that has ended: its stack may tell.
+func looksLike310(frames libpf.Frames) bool {
+	for _, f := range frames {
+		if m := f.Value().Mapping; m.Valid() {
+			name := m.Value().File.Value().FileName.String()
+			if strings.Contains(name, "python3.10") || strings.Contains(name, "cpython-310") {
+				return true
 			}
 		}
 	}
-	p.processes[pid] = is
-	return is
+	return false
+}
+
+// frameLastInstruction is the place of f_lasti in PyFrameObject of 3.10
+// (Include/cpython/frameobject.h).
+const frameLastInstruction = 96
+
+// repair returns from when on traces have f_lasti.
+func (p *python310) repair(pid uint32, info *support.PyProcInfo) uint64 {
+	info.PyFrameObject_f_lasti = frameLastInstruction
+	if err := p.pythons.Update(pid, unsafe.Pointer(info), ebpf.UpdateExist); err != nil {
+		return never
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return never
+	}
+	return uint64(now.Nano())
 }
 
 func (p *python310) code(key codeKey) codeLines {

@@ -23,6 +23,7 @@ type sampleCounts struct {
 type sampleProcess struct {
 	_      structs.HostLayout
 	ExecVm uint64
+	DataVm uint64
 	Looked uint64
 	Looks  uint32
 	_      [4]byte

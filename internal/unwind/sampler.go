@@ -33,8 +33,9 @@ type sampler struct {
 
 	objects sampleObjects
 	entry   *ebpf.Program
-	// metrics are the library's own counters.
-	metrics *ebpf.Map
+	// metrics are the library's own counters, and pythons where it keeps what it
+	// knows of a Python process.
+	metrics, pythons *ebpf.Map
 
 	mu       sync.Mutex
 	events   map[int][]int // descriptors of events, by CPU
@@ -47,6 +48,8 @@ const (
 	entryOrigin   = "origin_id_sampling"
 	metricsMap    = "metrics"
 	reportedPIDs  = "reported_pids"
+	pythonProgram = "perf_unwind_python"
+	pythonMap     = "py_procs"
 	pageFaultType = "page faults"
 )
 
@@ -56,30 +59,41 @@ func (s *sampler) Load(_ context.Context, reg tracer.ProbeRegistrar, pc *tracer.
 	if err != nil {
 		return nil, err
 	}
-	spec, err := pc.CollectionSpecWith(nil, []string{entryProgram}, []string{entryOrigin})
+	spec, err := pc.CollectionSpecWith(nil, []string{entryProgram, pythonProgram}, []string{entryOrigin})
 	if err != nil {
 		return nil, err
 	}
 	if err := spec.Variables[entryOrigin].Set(origin); err != nil {
 		return nil, fmt.Errorf("setting %s: %w", entryOrigin, err)
 	}
-	// RewriteMaps forgets the names, but not the place.
-	instructions := spec.Programs[entryProgram].Instructions
-	loads := map[string]int{}
-	for i, ins := range instructions {
-		loads[ins.Reference()] = i
+	// RewriteMaps forgets the names, but not the places.
+	type place struct {
+		program     string
+		instruction int
+	}
+	loads := map[string]place{}
+	for name, program := range spec.Programs {
+		for i, ins := range program.Instructions {
+			loads[ins.Reference()] = place{name, i}
+		}
 	}
 	if err := pc.RewriteMaps(spec, nil); err != nil {
 		return nil, err
 	}
 	mapOf := func(name string) *ebpf.Map {
-		m, _ := instructions[loads[name]].Map().(*ebpf.Map)
+		at, ok := loads[name]
+		if !ok {
+			return nil
+		}
+		m, _ := spec.Programs[at.program].Instructions[at.instruction].Map().(*ebpf.Map)
 		return m
 	}
 	reported := mapOf(reportedPIDs)
-	if s.metrics = mapOf(metricsMap); s.metrics == nil || reported == nil {
-		return nil, fmt.Errorf("the library's %s uses other maps than expected", entryProgram)
+	s.metrics, s.pythons = mapOf(metricsMap), mapOf(pythonMap)
+	if s.metrics == nil || reported == nil || s.pythons == nil {
+		return nil, errors.New("the library uses other maps than expected")
 	}
+	delete(spec.Programs, pythonProgram)
 	library, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, fmt.Errorf("loading %s: %w", entryProgram, err)

@@ -144,12 +144,11 @@ func Open(o Options) (*Unwinder, error) {
 	}
 
 	u := &Unwinder{
-		traces:    make(chan Trace, 1024),
-		raw:       make(chan *libpf.EbpfTrace, 64),
-		stacks:    newInterner(),
-		python310: newPython310(),
-		stopping:  make(chan struct{}),
-		done:      make(chan struct{}),
+		traces:   make(chan Trace, 1024),
+		raw:      make(chan *libpf.EbpfTrace, 64),
+		stacks:   newInterner(),
+		stopping: make(chan struct{}),
+		done:     make(chan struct{}),
 	}
 	u.closing, u.cancel = context.WithCancel(context.Background())
 	syncing, cancelSync := context.WithCancel(context.Background())
@@ -179,15 +178,17 @@ func Open(o Options) (*Unwinder, error) {
 }
 
 func (u *Unwinder) start(syncing context.Context) error {
-	go u.name()
+	// It reads what Enable finds, so it begins after that, and always: Close waits for it.
+	defer func() { go u.name() }()
 	u.tracer.StartPIDEventProcessor(syncing)
 	if err := u.tracer.AttachSchedMonitor(); err != nil {
 		return err
 	}
-	if err := u.tracer.StartMapMonitors(u.closing, u.raw); err != nil {
+	if err := u.tracer.Enable(u.closing, u.sampler); err != nil {
 		return err
 	}
-	if err := u.tracer.Enable(u.closing, u.sampler); err != nil {
+	u.python310 = newPython310(u.sampler.pythons)
+	if err := u.tracer.StartMapMonitors(u.closing, u.raw); err != nil {
 		return err
 	}
 	u.hotplug.Go(u.followCPUs)
