@@ -140,7 +140,9 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 			f.Stack = n.named[f.StackID]
 		} else if f.Stack != nil {
 			f.Stack = n.full.name(f, n)
-			n.unwound[f.StackID], n.process[f.StackID] = f.Stack, f.Process
+			if f.StackID != 0 {
+				n.unwound[f.StackID], n.process[f.StackID] = f.Stack, f.Process
+			}
 		}
 	}
 	for i := range calls {

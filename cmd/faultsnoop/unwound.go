@@ -10,14 +10,23 @@ import (
 	"faultsnoop/internal/unwind"
 )
 
+// maxUnwound is how many different stacks are told apart in a run that is counted, and
+// maxNamed how many are remembered with their names.
+const (
+	maxUnwound = 1 << 17
+	maxNamed   = 1 << 15
+)
+
 // unwound takes stacks of any language and gives them to the faults that they were taken in.
 type unwound struct {
 	*unwind.Unwinder
 	joiner *unwind.Joiner
 	wanted map[uint32]bool // nil if all processes are
 	joined []unwind.Joined
-	ids    map[*fault.Stack]uint64
-	named  map[*fault.Stack]*fault.Stack
+	// counted says that faults are counted by the ids of their stacks, ids.
+	counted bool
+	ids     map[*fault.Stack]uint64
+	named   map[*fault.Stack]*fault.Stack
 	// files are mappings of the modules that frames were in.
 	files map[moduleKey]*fault.VMA
 	log   *slog.Logger
@@ -37,7 +46,7 @@ func openUnwound(o *sourceOptions, every uint64, hook string, log *slog.Logger) 
 		return nil, err
 	}
 	w := &unwound{
-		Unwinder: u, joiner: unwind.NewJoiner(when), log: log,
+		Unwinder: u, joiner: unwind.NewJoiner(when), log: log, counted: len(o.Tables) > 0,
 		ids: map[*fault.Stack]uint64{}, named: map[*fault.Stack]*fault.Stack{}, files: map[moduleKey]*fault.VMA{},
 	}
 	if chosen {
@@ -80,7 +89,10 @@ func (w *unwound) join(batch *fault.Batch, end bool) {
 	for i := range w.joined {
 		f := w.joined[i].Fault
 		if s := w.joined[i].Stack; s != nil && len(s.Frames) > 0 {
-			f.Stack, f.StackID = s, w.id(s)
+			f.Stack = s
+			if w.counted {
+				f.StackID = w.id(s)
+			}
 		}
 		batch.Faults = append(batch.Faults, f)
 	}
@@ -101,9 +113,10 @@ func (w *unwound) receive() {
 	}
 }
 
+// id is that of a stack, 0 if there are too many.
 func (w *unwound) id(s *fault.Stack) uint64 {
 	id := w.ids[s]
-	if id == 0 {
+	if id == 0 && len(w.ids) < maxUnwound {
 		id = uint64(len(w.ids)) + 1
 		w.ids[s] = id
 	}
@@ -114,6 +127,9 @@ func (w *unwound) id(s *fault.Stack) uint64 {
 func (w *unwound) name(f *fault.Fault, n *stackNamer) *fault.Stack {
 	if s := w.named[f.Stack]; s != nil {
 		return s
+	}
+	if len(w.named) >= maxNamed {
+		clear(w.named)
 	}
 	s := &fault.Stack{End: f.Stack.End}
 	for i := range f.Stack.Frames {
