@@ -35,6 +35,28 @@ type sourceOptions struct {
 	Tables    []fault.By
 }
 
+// kernelOptions are o for the hooks of package kernel.
+func (o *sourceOptions) kernelOptions() kernel.Options {
+	return kernel.Options{
+		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
+		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
+		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks, Mappers: o.Mappers,
+	}
+}
+
+// plannedHook is the hook that openSource will open, unless that fails then.
+func plannedHook(o *sourceOptions) (kernel.Hook, error) {
+	if o.Hook != "" {
+		return kernel.Hook(o.Hook), nil
+	}
+	features, _ := kernel.Probe()
+	plans, err := features.Plans(o.kernelOptions())
+	if err != nil {
+		return "", err
+	}
+	return plans[0].Hook, nil
+}
+
 // openSource opens the best hook that works, or the one insisted on. A hook that
 // was promising and failed is reported to log before the next one is tried.
 func openSource(o sourceOptions, log *slog.Logger) (source, error) {
@@ -43,11 +65,7 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 		only = append(only, kernel.Hook(o.Hook))
 	}
 	features, _ := kernel.Probe(only...)
-	opt := kernel.Options{
-		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
-		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
-		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks, Mappers: o.Mappers,
-	}
+	opt := o.kernelOptions()
 	plans, err := features.Plans(opt)
 	if err != nil {
 		return nil, err

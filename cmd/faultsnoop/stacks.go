@@ -38,7 +38,7 @@ func (t *tracer) openUnwinder() {
 	if t.stack != stackFull {
 		return
 	}
-	u, err := openUnwound(&t.open, t.stackEvery, t.open.Hook, t.log)
+	u, err := openUnwound(&t.open, t.stackEvery, t.log)
 	if err != nil {
 		t.log.Info(fmt.Sprintf("stacks by frame pointers: %v", err))
 		return

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"faultsnoop/internal/fault"
+	"faultsnoop/internal/kernel"
 	"faultsnoop/internal/process"
 	"faultsnoop/internal/symbol"
 	"faultsnoop/internal/unwind"
@@ -35,9 +36,13 @@ type unwound struct {
 type moduleKey struct{ path, buildID string }
 
 // openUnwound loads the unwinder for what is to be traced, or says why not.
-func openUnwound(o *sourceOptions, every uint64, hook string, log *slog.Logger) (*unwound, error) {
+func openUnwound(o *sourceOptions, every uint64, log *slog.Logger) (*unwound, error) {
+	hook, err := plannedHook(o)
+	if err != nil {
+		return nil, err
+	}
 	when := unwind.AtEnd
-	if hook == "fentry" || hook == "kprobe" {
+	if hook == kernel.Fentry || hook == kernel.Kprobe {
 		when = unwind.AtBegin
 	}
 	chosen := len(o.Filter.PIDs) > 0 || o.CommandPID != 0
