@@ -23,6 +23,8 @@ type contender struct {
 	// record matches the lines that stand for one fault each; nil if faults are counted
 	// instead of listed.
 	record *regexp.Regexp
+	// byStack: faults are counted by their stacks.
+	byStack bool
 	// absent says why it could not be measured, if it could not.
 	absent string
 
@@ -51,6 +53,10 @@ func (b *bench) contenders() []*contender {
 	for _, hook := range []string{"fentry", "kprobe", "tracepoint", "perf"} {
 		all = append(all, b.ownCounting(hook))
 	}
+	for _, hook := range []string{"fentry", "kprobe", "tracepoint"} {
+		all = append(all, b.ownStacks(hook))
+	}
+	all = append(all, b.ownUnwound())
 	const (
 		line = `software:page-faults:1 /pid == cpid/ ` +
 			`{ printf("%llu %d %d %d %s\n", nsecs, pid, tid, cpu, comm); }`
@@ -60,6 +66,7 @@ func (b *bench) contenders() []*contender {
 			`{ printf("%llu %d %d %d %s %llx %llx %d %llu\n", ` +
 			`nsecs, pid, tid, cpu, comm, @a[tid], @i[tid], @e[tid], nsecs - @t[tid]); ` +
 			`delete(@t[tid]); delete(@a[tid]); delete(@i[tid]); delete(@e[tid]); }`
+		stacks = `software:page-faults:1 /pid == cpid/ { @[ustack] = count(); }`
 		counts = `tracepoint:exceptions:page_fault_user /pid == cpid/ { @t[tid] = nsecs; } ` +
 			`software:minor-faults:1, software:major-faults:1 /@t[tid]/ ` +
 			`{ @faults[comm] = count(); @ns = hist(nsecs - @t[tid]); delete(@t[tid]); }`
@@ -68,7 +75,8 @@ func (b *bench) contenders() []*contender {
 	return append(all,
 		b.bpftrace("bpftrace, a line", line),
 		b.bpftrace("bpftrace, address and latency", whole),
-		b.bpftraceCounting("bpftrace, count and hist", counts),
+		b.bpftraceCounting("bpftrace, count and hist", counts, false),
+		b.bpftraceCounting("bpftrace, ustack", stacks, true),
 		b.rival(contender{
 			name:   "perf record + script",
 			trace:  []string{"perf", "record", "-q", "-e", "page-faults", "-c", "1", "-d", "-o", data, "--"},
@@ -102,9 +110,28 @@ func (b *bench) ownCounting(hook string) *contender {
 	}
 }
 
-func (b *bench) bpftraceCounting(name, script string) *contender {
+// ownStacks counts by stack, by frame pointers.
+func (b *bench) ownStacks(hook string) *contender {
+	argv := []string{b.faultsnoop, "stat", "--hook", hook, "--by", "stack", "--stack=fp", "--"}
+	return &contender{
+		name:    "faultsnoop, fp, " + hook,
+		shown:   "faultsnoop " + strings.Join(argv[1:len(argv)-1], " "),
+		trace:   append(argv, b.workload()...),
+		byStack: true,
+	}
+}
+
+// ownUnwound counts by stack with the unwinder of any language, which wants the limit of
+// locked memory raised as bpftrace does.
+func (b *bench) ownUnwound() *contender {
+	c := b.rival(contender{name: "faultsnoop, full", trace: []string{b.faultsnoop, "stat", "--by", "stack", "--stack=full", "--"}, byStack: true})
+	c.shown = "faultsnoop stat --by stack --stack=full"
+	return c
+}
+
+func (b *bench) bpftraceCounting(name, script string, byStack bool) *contender {
 	c := b.bpftrace(name, script)
-	c.record = nil
+	c.record, c.byStack = nil, byStack
 	return c
 }
 

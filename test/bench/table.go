@@ -70,7 +70,9 @@ func (b *bench) markdown() string {
 	t.WriteString("One record for each fault:\n\n")
 	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return c.record == nil }))
 	t.WriteString("Counts only:\n\n")
-	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return c.record != nil }))
+	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return c.record != nil || c.byStack }))
+	t.WriteString("Counts by stack:\n\n")
+	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return !c.byStack }))
 	writePrograms(&t, measured)
 	t.WriteString("What was run, with the workload behind it and standard output to /dev/null:\n\n")
 	for _, c := range measured {
