@@ -298,6 +298,15 @@ func stage(args []string) int {
 		rest = rest[1:]
 	case "namespace": // in new pid and mount namespaces
 		err = remount(func() error { return unix.Mount("proc", "/proc", "proc", 0, "") })
+	case "container": // the same, with files of its own in /tmp
+		err = remount(func() error {
+			return errors.Join(unix.Mount("proc", "/proc", "proc", 0, ""), unix.Mount("none", "/tmp", "tmpfs", 0, ""))
+		})
+	case "debug-folder": // FOLDER, in a new mount namespace
+		err = remount(func() error {
+			return errors.Join(os.MkdirAll(debugFolder, 0o755), unix.Mount(rest[0], debugFolder, "", unix.MS_BIND, ""))
+		})
+		rest = rest[1:]
 	case "scarce": // in a new mount namespace
 		const locked = 64 << 10
 		err = errors.Join(remount(hideTracefs), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: locked, Max: locked}))
@@ -316,6 +325,9 @@ func stage(args []string) int {
 	fmt.Fprintf(os.Stderr, "stage %s: %v\n", job, err)
 	return 1
 }
+
+// debugFolder is where debuggers look for symbols that were taken out of programs.
+const debugFolder = "/usr/lib/debug"
 
 // remount changes mounts of this process's own namespace only.
 func remount(change func() error) error {

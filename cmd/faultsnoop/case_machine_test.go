@@ -47,7 +47,8 @@ func small(t *testing.T, flags ...string) []string {
 func onStageCmd(job []string, argv []string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", slices.Concat(job, argv)...)
 	cmd.Env = append(os.Environ(), mainEnv+"=stage")
-	if job[0] == "scarce" || job[0] == "without-btf" {
+	switch job[0] {
+	case "scarce", "without-btf", "debug-folder":
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	}
 	return cmd

@@ -73,6 +73,10 @@ type liveFault struct {
 	Section *string
 	Symbol  *string
 	Hook    string
+
+	Stack, Mapper []liveFrame
+	StackEnd      *string `json:"stack_end"`
+	MapperEnd     *string `json:"mapper_end"`
 }
 
 // liveHeader is what the header says of the hook.

@@ -1,0 +1,508 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// touchC touches known pages in a function that is known, as are its callers.
+const touchC = `#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+#define PAGES 400
+#define AT ((char *)0x6d000000)
+#define KEEP __asm__ volatile("" ::: "memory")
+static inline __attribute__((always_inline)) void inlined(volatile char *p) {
+  *p = 1; // inlined
+}
+__attribute__((noinline)) static void touch_pages(volatile char *p, long size) {
+  for (long i = 0; i < PAGES; i++)
+#ifdef INLINED
+    inlined(p + i * size); // touch
+#else
+    p[i * size] = 1; // touch
+#endif
+  KEEP;
+}
+__attribute__((noinline)) void outer(int depth, long size) {
+  if (depth > 0)
+    outer(depth - 1, size); // deeper
+  else
+    touch_pages(AT, size); // outer
+  KEEP;
+}
+__attribute__((noinline)) char *map_pages(long size) {
+  char *p = mmap(AT, PAGES * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0); // map
+  KEEP;
+  return p;
+}
+int main(int argc, char **argv) {
+  long size = sysconf(_SC_PAGESIZE);
+  if (map_pages(size) != AT || madvise(AT, PAGES * size, MADV_NOHUGEPAGE)) // main maps
+    return 1;
+  outer(argc > 1 ? atoi(argv[1]) : 0, size); // main
+  return 0;
+}
+`
+
+// withFrames are flags that keep frame pointers, in functions that call none too, and calls.
+var withFrames = []string{"-O2", "-g", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fno-optimize-sibling-calls"}
+
+// buildTouch compiles touchC.
+func buildTouch(t *testing.T, dir, name string, flags ...string) {
+	t.Helper()
+	writeSource(t, dir, "touch.c", touchC)
+	build(t, dir, slices.Concat([]string{"gcc", "-include", "unistd.h"}, flags, []string{"-o", name, "touch.c"})...)
+}
+
+// touchFrames are the innermost frames of each fault of touchC.
+func touchFrames(t *testing.T) []string {
+	line := func(function, word string) string {
+		return fmt.Sprintf("%s:%d", function, lineOf(t, touchC, word+"\n"))
+	}
+	return []string{line("touch_pages", "] = 1; // touch"), line("outer", "// outer"), line("main", "// main")}
+}
+
+// allOf is a shell line that runs each of its arguments, in a folder.
+const allOf = `cd "$1" && shift && for program; do ./$program || exit; done`
+
+// traceAll traces programs of a folder, by frame pointers, one after the other.
+func traceAll(t *testing.T, hook, dir string, programs ...string) *traced {
+	t.Helper()
+	args := append([]string{"--stack=fp", "--", "sh", "-c", allOf, "sh", dir}, programs...)
+	tr := trace(t, hook, args...)
+	if tr.code != 0 {
+		t.Fatalf("exit code %d; stderr:\n%s", tr.code, tr.stderr)
+	}
+	return tr
+}
+
+// Functions and lines of programs of all sorts.
+// https://github.com/libbpf/blazesym/pull/1610
+func TestCaseFunctionsAndLines(t *testing.T) {
+	compiler(t, "gcc", "objcopy", "strip", "readelf")
+	dir := openFolder(t)
+	buildTouch(t, dir, "pie", append(withFrames, "-fPIE", "-pie")...)
+	buildTouch(t, dir, "no-pie", append(withFrames, "-no-pie")...)
+	buildTouch(t, dir, "static-pie", append(withFrames, "-static-pie")...)
+	buildTouch(t, dir, "static", append(withFrames, "-static")...)
+	buildTouch(t, dir, "segment", append(withFrames, "-Wl,-z,noseparate-code")...)
+	buildTouch(t, dir, "aligned", append(withFrames, "-Wl,-z,max-page-size=2097152")...)
+	buildTouch(t, dir, "inlined", append(withFrames, "-DINLINED")...)
+	// The leaf keeps no frame pointer, so that of its caller is taken for its own.
+	buildTouch(t, dir, "frameless", "-O2", "-g", "-fomit-frame-pointer")
+	buildTouch(t, dir, "exported", append(withFrames, "-rdynamic")...)
+
+	for _, args := range [][]string{
+		{"strip", "-o", "stripped", "pie"},
+		{"strip", "-o", "dynsym", "exported"},
+		{"objcopy", "--only-keep-debug", "pie", "pie.debug"},
+		{"objcopy", "--add-gnu-debuglink=pie.debug", "stripped", "linked"},
+		// What the link leads to is another file.
+		{"objcopy", "--only-keep-debug", "aligned", "other.debug"},
+		{"objcopy", "--add-gnu-debuglink=other.debug", "stripped", "mislinked"},
+		{"objcopy", "--only-keep-debug", "no-pie", "other.debug"},
+	} {
+		build(t, dir, args...)
+	}
+	named := []string{"pie", "no-pie", "static-pie", "static", "segment", "aligned", "linked"}
+	unnamed := []string{"stripped", "mislinked"}
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		tr := traceAll(t, hook, dir, slices.Concat(named, unnamed, []string{"inlined", "frameless", "dynsym"})...)
+		want := touchFrames(t)
+		for _, name := range named {
+			t.Run(name, func(t *testing.T) {
+				in := touched(t, tr, name)
+				checkFrames(t, in, want...)
+				f := in[0].Stack[0]
+				if words(f.Module) != filepath.Join(dir, name) || words(f.BuildID) != buildID(t, filepath.Join(dir, name)) {
+					t.Errorf("module %s, build-id %s", words(f.Module), words(f.BuildID))
+				}
+				if words(f.File) != "touch.c" && filepath.Base(words(f.File)) != "touch.c" {
+					t.Errorf("file %s", words(f.File))
+				}
+			})
+		}
+		for _, name := range unnamed {
+			t.Run(name, func(t *testing.T) {
+				in := touched(t, tr, name)
+				checkFrames(t, in, name+"+", name+"+", name+"+")
+				for i, function := range []string{"touch_pages", "outer", "main"} {
+					f := in[0].Stack[i]
+					if words(f.Module) != filepath.Join(dir, name) || f.Offset == nil || !inSymbol(t, filepath.Join(dir, "pie"), function, *f.Offset) {
+						t.Errorf("frame %d is %s+%#x, want an address in %s", i, words(f.Module), f.Offset, function)
+					}
+				}
+			})
+		}
+		t.Run("dynsym", func(t *testing.T) { // touch_pages is not exported, its neighbours are
+			checkFrames(t, touched(t, tr, "dynsym"), "dynsym+", "outer", "main")
+		})
+		t.Run("inlined", func(t *testing.T) {
+			in := touched(t, tr, "inlined")
+			checkFrames(t, in, fmt.Sprintf("inlined:%d", lineOf(t, touchC, "// inlined")),
+				fmt.Sprintf("touch_pages:%d", lineOf(t, touchC, "size); // touch")), want[1], want[2])
+			if s := in[0].Stack; !s[0].Inlined || s[1].Inlined {
+				t.Errorf("inlined: %v, %v, want true, false", s[0].Inlined, s[1].Inlined)
+			}
+		})
+		t.Run("frameless", func(t *testing.T) {
+			in := touched(t, tr, "frameless")
+			checkFrames(t, in, want[0])
+			for _, f := range in {
+				if words(f.StackEnd) == "whole" && !strings.HasSuffix(f.Stack[len(f.Stack)-1].at(), "_start") {
+					t.Fatalf("said to be whole: %s", shortStack(f.Stack))
+				}
+			}
+		})
+	})
+}
+
+// Symbols are in a file of their own, which the build-id finds.
+// https://github.com/libbpf/blazesym/pull/1610
+func TestCaseDebugFile(t *testing.T) {
+	compiler(t, "gcc", "objcopy", "strip", "readelf")
+	dir := openFolder(t)
+	buildTouch(t, dir, "touch", withFrames...)
+	build(t, dir, "strip", "-o", "stripped", "touch")
+	id := buildID(t, filepath.Join(dir, "touch"))
+	if err := os.MkdirAll(filepath.Join(dir, "debug/.build-id", id[:2]), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	build(t, dir, "objcopy", "--only-keep-debug", "touch", filepath.Join("debug/.build-id", id[:2], id[2:]+".debug"))
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		cmd := onStageCmd([]string{"debug-folder", filepath.Join(dir, "debug")},
+			[]string{self(t), "trace", "--json", "--hook", hook, "--stack=fp", "--", filepath.Join(dir, "stripped")})
+		checkFrames(t, touched(t, traceBy(t, hook, cmd), "stripped"), touchFrames(t)...)
+	})
+}
+
+// The limit of frames cuts the outermost ones off, and says so.
+// https://github.com/iovisor/bcc/issues/4735
+func TestCaseDeepStack(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	buildTouch(t, dir, "deep", withFrames...)
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		const frames = 127 // touch_pages and outer
+		tr := traceAll(t, hook, dir, "deep 100", "deep 400")
+		in := map[int][]liveFault{} // by process
+		for _, f := range tr.faults {
+			if f.Process == "deep" && f.Address >= touchAddress && f.Address < touchAddress+touchPages<<12 {
+				in[f.PID] = append(in[f.PID], f)
+			}
+		}
+		pids := slices.Sorted(maps.Keys(in))
+		if len(pids) != 2 {
+			t.Fatalf("records of %d processes", len(pids))
+		}
+		want := touchFrames(t)
+		deeper := fmt.Sprintf("outer:%d", lineOf(t, touchC, "// deeper"))
+		checkFrames(t, in[pids[0]], slices.Concat(want[:2], slices.Repeat([]string{deeper}, 100), want[2:])...)
+		checkFrames(t, in[pids[1]], slices.Concat(want[:2], slices.Repeat([]string{deeper}, frames-2))...)
+		for _, f := range in[pids[1]] {
+			if words(f.StackEnd) != "truncated" || len(f.Stack) != frames {
+				t.Fatalf("%d frames, %s; want %d, truncated", len(f.Stack), words(f.StackEnd), frames)
+			}
+		}
+	})
+}
+
+// The C library keeps no frame pointers: what is missing is said, and nothing is made up.
+// https://github.com/iovisor/bcc/issues/4735
+func TestCaseIncompleteStack(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	writeSource(t, dir, "hot.c", `#include <stdlib.h>
+__attribute__((noinline)) void hot_alloc(void) { for (int i = 0; i < 20000; i++) { char *volatile q = malloc(1000); (void)q; } }
+__attribute__((noinline)) void level(int d) { if (d) level(d - 1); else hot_alloc(); __asm__(""); }
+int main(void) { level(3); return 0; }
+`)
+	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "hot", "hot.c"})...)
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		n := 0
+		for _, f := range traceAll(t, hook, dir, "hot").faults {
+			if f.Process != "hot" || f.VMA == nil || words(f.VMA.Label) != "[heap]" {
+				continue
+			}
+			n++
+			s := shortStack(f.Stack)
+			if whole := strings.Contains(s, "hot_alloc") && strings.Contains(s, "main"); !whole && words(f.StackEnd) != "incomplete" && hook != "perf" {
+				t.Fatalf("%s is said to be %s", s, words(f.StackEnd))
+			}
+			for i, frame := range f.Stack {
+				if frame.Module == nil || i > 0 && strings.HasPrefix(*frame.Module, "[") {
+					t.Fatalf("frame %d of %s is no code", i, s)
+				}
+			}
+		}
+		if n < 4000 {
+			t.Errorf("%d faults on the heap, want 4000 and more", n)
+		}
+	})
+}
+
+const touchGo = `package main
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+)
+
+//go:noinline
+func touchPages(p unsafe.Pointer, size int) {
+	for i := 0; i < 400; i++ {
+		*(*byte)(unsafe.Add(p, i*size)) = 1 // touch
+	}
+}
+
+//go:noinline
+func outer(p unsafe.Pointer, size int) {
+	touchPages(p, size) // outer
+}
+
+func main() {
+	size := syscall.Getpagesize()
+	p, errno := mapPages(0x6d000000, uintptr(400*size))
+	if errno != 0 || uintptr(p) != 0x6d000000 {
+		println(errno)
+		os.Exit(1)
+	}
+	outer(p, size) // main
+}
+`
+
+const mapGo = `package main
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+func mapPages(at, size uintptr) (unsafe.Pointer, syscall.Errno) {
+	const fixedNoReplace = 0x100000
+	p, _, errno := syscall.Syscall6(%s, at, size, 3, syscall.MAP_PRIVATE|syscall.MAP_ANON|fixedNoReplace, ^uintptr(0), 0)
+	return *(*unsafe.Pointer)(unsafe.Pointer(&p)), errno
+}
+`
+
+// Go programs, of which symbols are kept apart, and 32-bit ones.
+// https://github.com/parca-dev/parca-agent/issues/129
+func TestCaseGo(t *testing.T) {
+	compiler(t, "go")
+	dir := openFolder(t)
+	writeSource(t, dir, "touch.go", touchGo)
+	compile := func(name, arch, call string, flags ...string) {
+		writeSource(t, dir, "map.go", fmt.Sprintf(mapGo, call))
+		env := []string{"env", "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOARCH=" + arch}
+		build(t, dir, slices.Concat(env, []string{"go", "build", "-o", name}, flags, []string{"touch.go", "map.go"})...)
+	}
+	programs := []string{"go", "go-stripped"}
+	compile("go", runtime.GOARCH, "syscall.SYS_MMAP")
+	compile("go-stripped", runtime.GOARCH, "syscall.SYS_MMAP", "-ldflags=-s -w")
+	if runtime.GOARCH == "amd64" {
+		compile("go32", "386", "192") // mmap2
+		err := exec.Command(filepath.Join(dir, "go32")).Run()
+		if errors.Is(err, unix.ENOEXEC) {
+			t.Log("the kernel runs no 32-bit programs (CONFIG_IA32_EMULATION)")
+		} else {
+			programs = append(programs, "go32")
+		}
+	}
+	touch := fmt.Sprintf("main.touchPages:%d", lineOf(t, touchGo, "// touch"))
+	outer := fmt.Sprintf("main.outer:%d", lineOf(t, touchGo, "// outer"))
+	main := fmt.Sprintf("main.main:%d", lineOf(t, touchGo, "// main"))
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		tr := traceAll(t, hook, dir, programs...)
+		for _, name := range programs[:2] {
+			in := touched(t, tr, name)
+			checkFrames(t, in, touch, outer, main)
+			if f := in[0].Stack[0]; words(f.Lang) != "go" {
+				t.Errorf("%s: language %s", name, words(f.Lang))
+			}
+		}
+		if len(programs) > 2 { // it keeps no frame pointers
+			in := touched(t, tr, "go32")
+			checkFrames(t, in, touch)
+			for _, f := range in {
+				if len(f.Stack) > 1 && words(f.StackEnd) == "whole" {
+					t.Fatalf("a stack of 32-bit code is said to be whole: %s", shortStack(f.Stack))
+				}
+			}
+		}
+	})
+}
+
+// Our own workloads are Go with frame pointers, also where there is no compiler. The code
+// that the kernel maps into every process is named too.
+// https://github.com/parca-dev/parca-agent/issues/129
+func TestWorkloadsStacks(t *testing.T) {
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		const pages = 300
+		tr := trace(t, hook, "--stack=fp", "--", self(t), "workload", "touch", "--pages", strconv.Itoa(pages))
+		rep := tr.report(t)
+		in := ofProcess(tr.inRange(rep), rep.PID)
+		if len(in) != pages {
+			t.Fatalf("%d records, want %d", len(in), pages)
+		}
+		for _, f := range in {
+			last := len(f.Stack) - 1
+			if last < 3 || words(f.Stack[0].Func) != "faultsnoop/workload.touchPages" || words(f.Stack[last].Func) != "runtime.goexit" || words(f.StackEnd) != "whole" && hook != "perf" {
+				t.Fatalf("stack is %s: %s", words(f.StackEnd), shortStack(f.Stack))
+			}
+			for _, frame := range f.Stack[:last] {
+				if !strings.HasPrefix(words(frame.Func), "faultsnoop/workload.") || frame.Line == nil {
+					t.Fatalf("%s is none of ours: %s", frame.at(), shortStack(f.Stack))
+				}
+			}
+		}
+		vdso := 0
+		for _, f := range tr.faults {
+			if len(f.Stack) > 0 && words(f.Stack[0].Module) == "[vdso]" && f.Stack[0].Func != nil {
+				vdso++
+			}
+		}
+		if vdso == 0 {
+			t.Error("no function of the vdso")
+		}
+	})
+}
+
+// Programs that are gone before anybody could look them up, by their stacks.
+// https://github.com/bpftrace/bpftrace/issues/246
+func TestCaseShortLivedStacks(t *testing.T) {
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		programs := inGuest(20, 5)
+		loop := "i=0; while [ $i -lt " + strconv.Itoa(programs) + " ]; do " + self(t) + " workload touch --pages 5 2>/dev/null; i=$((i+1)); done"
+		tr := trace(t, hook, "--stack=fp", "--", "sh", "-c", loop)
+		touching := map[int]int{}
+		for _, f := range tr.faults {
+			if len(f.Stack) > 0 && words(f.Stack[0].Func) == "faultsnoop/workload.touchPages" {
+				touching[f.PID]++
+			}
+		}
+		if len(touching) != programs {
+			t.Errorf("stacks of %d processes, want %d", len(touching), programs)
+		}
+		for pid, n := range touching {
+			if n < 5 {
+				t.Errorf("%d of 5 faults of process %d", n, pid)
+			}
+		}
+	})
+}
+
+// The same of programs of the machine that live for no more than a moment.
+// https://github.com/bpftrace/bpftrace/issues/246
+func TestCaseMomentaryStacks(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	buildTouch(t, dir, "touch", withFrames...)
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		const programs = 50
+		tr := traceAll(t, hook, dir, slices.Repeat([]string{"touch"}, programs)...)
+		want := strings.Join(touchFrames(t), " ")
+		all, named := 0, 0
+		for _, f := range tr.faults {
+			if f.Process == "touch" && f.Address >= touchAddress && f.Address < touchAddress+touchPages<<12 {
+				all++
+				if strings.HasPrefix(shortStack(f.Stack), want) {
+					named++
+				}
+			}
+		}
+		if lost := int(tr.lost); all+lost < programs*touchPages {
+			t.Errorf("%d records and %d lost, want %d", all, lost, programs*touchPages)
+		}
+		if named*100 < all*99 {
+			t.Errorf("%d of %d stacks are named", named, all)
+		}
+	})
+}
+
+// compiledC runs a copy of a function of its own as if it had been compiled just now, and
+// says so in a map, unless it is told not to. Then it becomes another program, if there is one.
+const compiledC = `#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#define AT ((char *)0x6d000000)
+__attribute__((noinline, section(".jit"))) void touch(volatile char *p, long size) {
+  for (long i = 0; i < 400; i++)
+    p[i * size] = 1;
+  __asm__ volatile("" ::: "memory");
+}
+extern char __start_jit[], __stop_jit[];
+int main(int argc, char **argv) {
+  long size = sysconf(_SC_PAGESIZE);
+  char *code = mmap((void *)0x6c000000, size, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  char *p = mmap(AT, 400 * size, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  memcpy(code, (void *)touch, 256);
+  madvise(p, 400 * size, MADV_NOHUGEPAGE);
+  if (strcmp(argv[1], "silent")) {
+    char name[64];
+    snprintf(name, sizeof name, "/tmp/perf-%d.map", getpid());
+    FILE *f = fopen(name, "w");
+    fprintf(f, "garbage\n%lx 100 py::leaf:t.py\n", (long)code);
+    fclose(f);
+  }
+  ((void (*)(volatile char *, long))code)(p, size);
+  usleep(300000); // the map is of a process that is there
+  if (argc > 2)
+    execv(argv[2], argv + 2);
+  return 0;
+}
+`
+
+// Code that is in no file is named by the map that its process has written, in its own
+// namespaces, until the process becomes another program.
+// https://github.com/parca-dev/parca-agent/issues/129
+func TestCaseCompiledCode(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	writeSource(t, dir, "compiled.c", compiledC)
+	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "compiled", "compiled.c"})...)
+	build(t, dir, "cp", "compiled", "replaced")
+	compiled, replaced := filepath.Join(dir, "compiled"), filepath.Join(dir, "replaced")
+	check := func(t *testing.T, tr *traced) {
+		checkFrames(t, touched(t, tr, "compiled"), "py::leaf", "main:"+strconv.Itoa(lineOf(t, compiledC, "))code)(p"))
+	}
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		t.Run("here", func(t *testing.T) {
+			check(t, trace(t, hook, "--stack=fp", "--", compiled, "map"))
+		})
+		t.Run("namespace", func(t *testing.T) {
+			a := startArmed(t, hook, "--stack=fp", "-c", "compiled")
+			cmd := exec.Command(self(t), "container", compiled, "map")
+			cmd.Env = append(os.Environ(), mainEnv+"=stage")
+			cmd.SysProcAttr = inNamespace()
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			check(t, a.stop(t, hook))
+		})
+		t.Run("exec", func(t *testing.T) {
+			tr := trace(t, hook, "--stack=fp", "--", compiled, "map", replaced, "silent")
+			check(t, tr)
+			for _, f := range touched(t, tr, "replaced") {
+				if strings.Contains(shortStack(f.Stack), "leaf") {
+					t.Fatalf("named by a map of the program before: %s", shortStack(f.Stack))
+				}
+			}
+		})
+	})
+}
