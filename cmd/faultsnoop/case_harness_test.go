@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"faultsnoop/test/memlock"
 	"faultsnoop/workload"
 )
 
@@ -310,6 +311,9 @@ func stage(args []string) int {
 	case "scarce": // in a new mount namespace
 		const locked = 64 << 10
 		err = errors.Join(remount(hideTracefs), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: locked, Max: locked}))
+	case "memlock": // where the unwinder of any language loads
+		runtime.LockOSThread() // exec keeps the caller's system call filter
+		err = memlock.Allow()
 	case "without-btf": // in a new mount namespace
 		err = remount(func() error { return unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, "") })
 	default:

@@ -26,7 +26,10 @@ const touchC = `#define _GNU_SOURCE
 static inline __attribute__((always_inline)) void inlined(volatile char *p) {
   *p = 1; // inlined
 }
-__attribute__((noinline)) static void touch_pages(volatile char *p, long size) {
+__attribute__((noipa)) static void touch_pages(volatile char *p, long size) {
+#ifndef LEAF
+  __asm__ volatile("" : : "r"(__builtin_frame_address(0))); // so it has one
+#endif
   for (long i = 0; i < PAGES; i++)
 #ifdef INLINED
     inlined(p + i * size); // touch
@@ -35,14 +38,14 @@ __attribute__((noinline)) static void touch_pages(volatile char *p, long size) {
 #endif
   KEEP;
 }
-__attribute__((noinline)) void outer(int depth, long size) {
+__attribute__((noipa)) void outer(int depth, long size) {
   if (depth > 0)
     outer(depth - 1, size); // deeper
   else
     touch_pages(AT, size); // outer
   KEEP;
 }
-__attribute__((noinline)) char *map_pages(long size) {
+__attribute__((noipa)) char *map_pages(long size) {
   char *p = mmap(AT, PAGES * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0); // map
   KEEP;
   return p;
@@ -56,8 +59,8 @@ int main(int argc, char **argv) {
 }
 `
 
-// withFrames are flags that keep frame pointers, in functions that call none too, and calls.
-var withFrames = []string{"-O2", "-g", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fno-optimize-sibling-calls"}
+// withFrames are flags that keep frame pointers, but for functions that call none, and calls.
+var withFrames = []string{"-O2", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"}
 
 // buildTouch compiles touchC.
 func buildTouch(t *testing.T, dir, name string, flags ...string) {
@@ -101,7 +104,8 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 	buildTouch(t, dir, "aligned", append(withFrames, "-Wl,-z,max-page-size=2097152")...)
 	buildTouch(t, dir, "inlined", append(withFrames, "-DINLINED")...)
 	// The leaf keeps no frame pointer, so that of its caller is taken for its own.
-	buildTouch(t, dir, "frameless", "-O2", "-g", "-fomit-frame-pointer")
+	buildTouch(t, dir, "leaf", append(withFrames, "-DLEAF")...)
+	buildTouch(t, dir, "frameless", "-O2", "-g", "-fomit-frame-pointer", "-DLEAF")
 	buildTouch(t, dir, "exported", append(withFrames, "-rdynamic")...)
 
 	for _, args := range [][]string{
@@ -119,7 +123,7 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 	named := []string{"pie", "no-pie", "static-pie", "static", "segment", "aligned", "linked"}
 	unnamed := []string{"stripped", "mislinked"}
 	hooks(t, someSources(), func(t *testing.T, hook string) {
-		tr := traceAll(t, hook, dir, slices.Concat(named, unnamed, []string{"inlined", "frameless", "dynsym"})...)
+		tr := traceAll(t, hook, dir, slices.Concat(named, unnamed, []string{"inlined", "leaf", "frameless", "dynsym"})...)
 		want := touchFrames(t)
 		for _, name := range named {
 			t.Run(name, func(t *testing.T) {
@@ -156,6 +160,9 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 			if s := in[0].Stack; !s[0].Inlined || s[1].Inlined {
 				t.Errorf("inlined: %v, %v, want true, false", s[0].Inlined, s[1].Inlined)
 			}
+		})
+		t.Run("leaf", func(t *testing.T) {
+			checkFrames(t, touched(t, tr, "leaf"), want[0], want[2])
 		})
 		t.Run("frameless", func(t *testing.T) {
 			in := touched(t, tr, "frameless")
@@ -263,10 +270,15 @@ import (
 
 //go:noinline
 func touchPages(p unsafe.Pointer, size int) {
-	for i := 0; i < 400; i++ {
+	for i := 0; i < 400; i = next(i) {
 		*(*byte)(unsafe.Add(p, i*size)) = 1 // touch
 	}
 }
+
+// A function that calls none has no frame.
+//
+//go:noinline
+func next(i int) int { return i + 1 }
 
 //go:noinline
 func outer(p unsafe.Pointer, size int) {
@@ -441,12 +453,12 @@ const compiledC = `#define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>
 #define AT ((char *)0x6d000000)
-__attribute__((noinline, section(".jit"))) void touch(volatile char *p, long size) {
+__attribute__((noipa)) void touch(volatile char *p, long size) {
+  __asm__ volatile("" : : "r"(__builtin_frame_address(0))); // so it has one
   for (long i = 0; i < 400; i++)
     p[i * size] = 1;
   __asm__ volatile("" ::: "memory");
 }
-extern char __start_jit[], __stop_jit[];
 int main(int argc, char **argv) {
   long size = sysconf(_SC_PAGESIZE);
   char *code = mmap((void *)0x6c000000, size, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -479,7 +491,7 @@ func TestCaseCompiledCode(t *testing.T) {
 	build(t, dir, "cp", "compiled", "replaced")
 	compiled, replaced := filepath.Join(dir, "compiled"), filepath.Join(dir, "replaced")
 	check := func(t *testing.T, tr *traced) {
-		checkFrames(t, touched(t, tr, "compiled"), "py::leaf", "main:"+strconv.Itoa(lineOf(t, compiledC, "))code)(p"))
+		checkFrames(t, touched(t, tr, "compiled"), "py::leaf", "main:"+strconv.Itoa(lineOf(t, compiledC, "))code)(p")))
 	}
 	hooks(t, someSources(), func(t *testing.T, hook string) {
 		t.Run("here", func(t *testing.T) {

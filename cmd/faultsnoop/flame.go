@@ -210,6 +210,7 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 		return f.abandon(err, child)
 	}
 	f.tellUnseen(session)
+	f.tellStackless(src)
 	return f.result(child)
 }
 

@@ -173,9 +173,24 @@ func (n *stackNamer) stack(raw *fault.RawStack) *fault.Stack {
 		in := symbol.Instruction{
 			Addr: ip, Caller: i > 0 || len(raw.Kernel) > 0, PID: raw.PID, Image: raw.Image, Time: raw.Time,
 		}
+		if in.Caller && !returnsTo(space, ip) {
+			s.End = fault.StackIncomplete
+			break
+		}
 		s.Frames = append(s.Frames, n.inProcess(&in, space)...)
 	}
 	return s
+}
+
+// returnsTo reports whether an address may be one to return to. What code without frame
+// pointers leaves where they should be leads to numbers that are no addresses of code, and
+// a thread that is about to become another program has its old registers still.
+func returnsTo(space *process.Space, ip uint64) bool {
+	if space == nil {
+		return true
+	}
+	m := space.Find(ip - 1)
+	return m != nil && m.Flags&fault.PermFlags("--x-") != 0
 }
 
 func (n *stackNamer) inKernel(ip uint64, caller bool) fault.Frame {

@@ -222,6 +222,7 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 		return s.abandon(err, child)
 	}
 	s.tellUnseen(src.Session())
+	s.tellStackless(src)
 	return s.result(child)
 }
 

@@ -245,6 +245,7 @@ func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())
 		t.tellUnseen(src.Session())
+		t.tellStackless(src)
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
@@ -261,6 +262,13 @@ func (t *tracer) closing(err error) {
 func (t *tracer) tellUnseen(s *fault.Session) {
 	if len(s.Unseen) > 0 {
 		t.log.Info(fmt.Sprintf("hook %s does not see: %s", s.Hook, strings.Join(s.Unseen, "; ")))
+	}
+}
+
+// tellStackless says how many faults have no stack as there were too many different ones.
+func (t *tracer) tellStackless(src source) {
+	if c, err := src.Counters(); err == nil && c.Stackless > 0 {
+		t.log.Warn(fmt.Sprintf("%d faults have no stack: there was no room for so many different ones", c.Stackless))
 	}
 }
 

@@ -276,6 +276,8 @@ type compiled struct {
 	looked   uint64 // at what is at its path
 	more     bool   // of it was not read yet
 	kept     int
+	// before is the map of the program that the process was before, nil if it had none.
+	before *PerfMap
 }
 
 // mapOf is the map of compiled code of a process, as it is now; nil if there is none.
@@ -284,7 +286,11 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		return nil, true
 	}
 	c := r.maps[pid]
+	var before *PerfMap
 	if c != nil && c.image != image {
+		if before = c.before; c.PerfMap != nil {
+			before = &PerfMap{id: c.id, written: c.written}
+		}
 		r.forgetMap(pid)
 		c = nil
 	}
@@ -292,7 +298,7 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		if len(r.maps) >= maxMaps {
 			r.forgetOldestMap(nil)
 		}
-		c = &compiled{image: image}
+		c = &compiled{image: image, before: before}
 		r.maps[pid] = c
 	}
 	c.used = r.now
@@ -304,6 +310,10 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		c.looked = r.now
 		if c.PerfMap == nil {
 			c.PerfMap, _ = OpenPerfMap(pid) // most processes have none
+			if c.PerfMap != nil && c.before != nil && c.sameAs(c.before) {
+				c.PerfMap.Close()
+				c.PerfMap = nil
+			}
 		} else {
 			_ = c.Replace(pid) // one that has ended cannot have a new one
 		}

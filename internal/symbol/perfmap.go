@@ -35,7 +35,9 @@ const (
 type PerfMap struct {
 	file *os.File
 	id   fileID
-	size int64
+	// written is when the file had last been written to, as of the latest look.
+	written unix.Timespec
+	size    int64
 	read int64 // bytes
 	// entries are in the order in which they were listed, and cover is made of them when it
 	// is needed.
@@ -62,7 +64,17 @@ func OpenPerfMap(pid uint32) (*PerfMap, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &PerfMap{file: f, id: id}, nil
+	m := &PerfMap{file: f, id: id}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err == nil {
+		m.written = st.Mtim
+	}
+	return m, nil
+}
+
+// sameAs reports whether nothing was written since another map of the file was looked at.
+func (m *PerfMap) sameAs(other *PerfMap) bool {
+	return m.id == other.id && m.written == other.written
 }
 
 func openMap(pid uint32) (*os.File, fileID, error) {
@@ -136,7 +148,7 @@ func (m *PerfMap) Refresh() (more bool, err error) {
 	if st.Size < m.read {
 		m.forget()
 	}
-	m.size = st.Size
+	m.size, m.written = st.Size, st.Mtim
 	return m.readFrom(m.file)
 }
 

@@ -1,0 +1,459 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/pprof/profile"
+)
+
+// mapperC maps memory in functions that are known, by system calls of its own: the C
+// library's keep no frame pointers.
+const mapperC = `#define _GNU_SOURCE
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define PAGES 40
+#define BYTES (PAGES * 4096L)
+#define FIXED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED)
+#define FRAME __asm__ volatile("" : : "r"(__builtin_frame_address(0))) // leaves have none
+static inline __attribute__((always_inline)) long call(long nr, long a, long b, long c, long d, long e, long f) {
+  register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+  __asm__ volatile("syscall" : "+a"(nr) : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+  return nr;
+}
+__attribute__((noipa)) void by_mmap(long at) { FRAME; call(SYS_mmap, at, BYTES, 3, FIXED, -1, 0); }
+__attribute__((noipa)) long by_brk(void) {
+  FRAME;
+  long end = (call(SYS_brk, 0, 0, 0, 0, 0, 0) + 4095) & -4096L;
+  call(SYS_brk, end + BYTES, 0, 0, 0, 0, 0);
+  return end;
+}
+__attribute__((noipa)) void by_mremap(long from, long to) {
+  FRAME;
+  call(SYS_mremap, from, BYTES, BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to, 0);
+}
+__attribute__((noipa)) void touch(long at) {
+  FRAME;
+  for (long i = 0; i < PAGES; i++)
+    ((volatile char *)at)[i * 4096] = 1;
+  __asm__ volatile("" ::: "memory");
+}
+__attribute__((noipa)) void again(long at) { touch(at); __asm__ volatile(""); }
+int main(void) {
+  by_mmap(0x6d000000);
+  touch(0x6d000000);
+  again(by_brk());
+  by_mmap(0x6e000000);
+  by_mremap(0x6e000000, 0x6e800000);
+  touch(0x6e800000);
+  by_mmap(0x6f000000);
+  pid_t child = fork();
+  if (!child) {
+    touch(0x6f000000);
+    _exit(0);
+  }
+  waitpid(child, 0, 0);
+  return 0;
+}
+`
+
+// The stack of the call that has mapped the memory is beside that which touches it.
+func TestMapper(t *testing.T) {
+	compiler(t, "gcc")
+	if runtime.GOARCH != "amd64" {
+		t.Skip("its program makes system calls of x86-64")
+	}
+	const pages = 40
+	dir := openFolder(t)
+	writeSource(t, dir, "mapper.c", mapperC)
+	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "mapper", "mapper.c"})...)
+	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		tr := trace(t, hook, "--stack=fp", "--mapper", "--", filepath.Join(dir, "mapper"))
+		for _, c := range []struct {
+			name   string
+			in     func(*liveFault) bool
+			mapper string // its functions, empty if it is not known
+		}{
+			{"mmap", at(0x6d000000, pages), "by_mmap main"},
+			{"brk", func(f *liveFault) bool { return strings.HasPrefix(functions(f.Stack), "touch again ") }, "by_brk main"},
+			{"mremap", at(0x6e800000, pages), "by_mremap main"},
+			{"fork", at(0x6f000000, pages), ""},
+		} {
+			n := 0
+			for i := range tr.faults {
+				f := &tr.faults[i]
+				if f.Process != "mapper" || !c.in(f) {
+					continue
+				}
+				n++
+				if !strings.HasPrefix(functions(f.Stack), "touch ") {
+					t.Fatalf("%s: touched by %s", c.name, shortStack(f.Stack))
+				}
+				if got := functions(f.Mapper); c.mapper == "" && got != "" || !strings.HasPrefix(got, c.mapper) {
+					t.Fatalf("%s: mapped by %q, want %q", c.name, got, c.mapper)
+				}
+			}
+			if n != pages {
+				t.Errorf("%s: %d faults, want %d", c.name, n, pages)
+			}
+		}
+	})
+}
+
+func at(start hexNumber, pages hexNumber) func(*liveFault) bool {
+	return func(f *liveFault) bool { return f.Address >= start && f.Address < start+pages*4096 }
+}
+
+// functions are the names of a stack's frames, each with a blank behind.
+func functions(frames []liveFrame) string {
+	var b strings.Builder
+	for _, f := range frames {
+		b.WriteString(words(f.Func) + " ")
+	}
+	return b.String()
+}
+
+// codeTable is a table of stat --json by the code that faulted.
+type codeTable struct {
+	By   string
+	Rows []struct {
+		Faults uint64
+		Func   *string
+		Line   *int
+		Module *string
+		Stack  json.RawMessage
+	}
+	More *struct{ Faults uint64 }
+}
+
+// Tables of code add up to all faults, and so do rows of known functions.
+func TestStatByCode(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	buildTouch(t, dir, "touch", withFrames...)
+	exe := filepath.Join(dir, "touch")
+	hooks(t, allHooks, func(t *testing.T, hook string) {
+		code, stdout, stderr := outcome(t, program("stat", "--hook", hook, "--stack=fp", "--json", "--top", "0",
+			"--by", "function,line,module,stack", "--", "sh", "-c", `for i in 1 2 3; do "$1"; done; exit 5`, "sh", exe))
+		if code != 5 {
+			t.Fatalf("exit code %d, want that of the command; stderr:\n%s", code, stderr)
+		}
+		lines := strings.Split(strings.TrimSpace(stdout), "\n")
+		var whole struct {
+			Seen   uint64
+			Tables []codeTable
+		}
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &whole); err != nil {
+			t.Fatal(err)
+		}
+		if len(whole.Tables) != 4 {
+			t.Fatalf("%d tables", len(whole.Tables))
+		}
+		line := lineOf(t, touchC, "] = 1; // touch")
+		for _, table := range whole.Tables {
+			var sum, known uint64
+			for _, r := range table.Rows {
+				sum += r.Faults
+				var is bool
+				switch table.By {
+				case "function":
+					is = words(r.Func) == "touch_pages"
+				case "line":
+					is = words(r.Func) == "touch_pages" && r.Line != nil && *r.Line == line
+				case "stack":
+					is = bytes.Contains(r.Stack, []byte(`{"func":"touch_pages"`))
+				case "module": // the program's own start is in it too
+					if words(r.Module) == exe {
+						if r.Faults < 3*touchPages || r.Faults > 3*touchPages+100 {
+							t.Errorf("%d faults of module %s", r.Faults, exe)
+						}
+						is, known = false, 3*touchPages
+					}
+				}
+				if is {
+					known += r.Faults
+				}
+			}
+			if table.More != nil {
+				sum += table.More.Faults
+			}
+			if sum != whole.Seen {
+				t.Errorf("by %s: rows have %d faults, there were %d", table.By, sum, whole.Seen)
+			}
+			if known != 3*touchPages {
+				t.Errorf("by %s: %d faults of touch_pages, want %d", table.By, known, 3*touchPages)
+			}
+		}
+	})
+}
+
+// A flame graph of each format has what is known of the program, and hook and format
+// change nothing in that.
+func TestFlame(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	buildTouch(t, dir, "touch", withFrames...)
+	exe := filepath.Join(dir, "touch")
+	hooks(t, []string{bestHook(t), "perf"}, func(t *testing.T, hook string) {
+		for _, format := range flameFormats {
+			out := filepath.Join(t.TempDir(), "out")
+			code, stdout, stderr := outcome(t, program("flame", "--hook", hook, "--stack=fp", "--format", format, "-o", out,
+				"--", "sh", "-c", `"$1"; echo told; exit 7`, "sh", exe))
+			if code != 7 || stdout != "told\n" {
+				t.Fatalf("%s: exit code %d, want that of the command; stdout %q, stderr:\n%s", format, code, stdout, stderr)
+			}
+			b, err := os.ReadFile(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch format {
+			case "pprof":
+				checkPprof(t, b, exe)
+			case "folded":
+				checkFolded(t, string(b))
+			case "speedscope":
+				checkSpeedscope(t, b)
+			default:
+				if !bytes.Contains(b, []byte("touch_pages")) || format == "svg" && !bytes.Contains(b, []byte("<svg")) {
+					t.Errorf("%s: no touch_pages in %d bytes", format, len(b))
+				}
+			}
+		}
+	})
+}
+
+// checkPprof demands what makes a profile useful elsewhere.
+// https://github.com/google/pprof/issues/120
+func checkPprof(t *testing.T, b []byte, exe string) {
+	t.Helper()
+	p, err := profile.Parse(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.TimeNanos == 0 || p.DurationNanos == 0 || p.Period == 0 || len(p.SampleType) != 3 || p.SampleType[0].Type != "faults" || p.SampleType[0].Unit != "count" {
+		t.Errorf("time %d, duration %d, period %d, types %v", p.TimeNanos, p.DurationNanos, p.Period, p.SampleType)
+	}
+	var faults int64
+	for _, s := range p.Sample {
+		if leaf := s.Location[0]; len(leaf.Line) > 0 && leaf.Line[0].Function.Name == "touch_pages" {
+			if leaf.Line[0].Line == int64(lineOf(t, touchC, "] = 1; // touch")) {
+				faults += s.Value[0]
+			}
+			if caller := s.Location[1].Line[0].Function.Name; caller != "outer" {
+				t.Errorf("touch_pages is called by %s", caller)
+			}
+		}
+		for _, l := range s.Location {
+			if m := l.Mapping; m != nil && (l.Address < m.Start || l.Address >= m.Limit) {
+				t.Errorf("address %#x is not in its mapping %#x-%#x of %s", l.Address, m.Start, m.Limit, m.File)
+			}
+		}
+	}
+	if faults != touchPages {
+		t.Errorf("pprof: %d faults of touch_pages, want %d", faults, touchPages)
+	}
+	i := slices.IndexFunc(p.Mapping, func(m *profile.Mapping) bool { return m.File == exe })
+	if i < 0 || !p.Mapping[i].HasFunctions || !p.Mapping[i].HasLineNumbers || p.Mapping[i].BuildID == "" {
+		t.Errorf("no good mapping of %s: %v", exe, p.Mapping)
+	}
+}
+
+func checkFolded(t *testing.T, s string) {
+	t.Helper()
+	n := 0
+	for line := range strings.Lines(s) {
+		stack, count, _ := strings.Cut(strings.TrimSpace(line), "touch_pages")
+		if strings.Contains(stack, "main;") && strings.Contains(stack, "outer;") {
+			v, err := strconv.Atoi(count[strings.LastIndexByte(count, ' ')+1:])
+			if err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			n += v
+		}
+	}
+	if n != touchPages {
+		t.Errorf("folded: %d faults of touch_pages, want %d:\n%s", n, touchPages, s)
+	}
+}
+
+func checkSpeedscope(t *testing.T, b []byte) {
+	t.Helper()
+	var file struct {
+		Shared   struct{ Frames []struct{ Name string } }
+		Profiles []struct {
+			Name    string
+			Samples [][]int
+			Weights []float64
+		}
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Profiles) == 0 {
+		t.Fatal("speedscope: no profile")
+	}
+	p, n := file.Profiles[0], 0.0
+	for i, stack := range p.Samples {
+		if len(stack) > 0 && strings.HasPrefix(file.Shared.Frames[stack[len(stack)-1]].Name, "touch_pages") {
+			n += p.Weights[i]
+		}
+	}
+	if n != touchPages {
+		t.Errorf("speedscope: %v faults of touch_pages in profile %q, want %d", n, p.Name, touchPages)
+	}
+}
+
+// What cannot be written is an error, whatever the command's end was.
+func TestFlameFullDisk(t *testing.T) {
+	anyKernel(t)
+	for _, format := range flameFormats {
+		code, _, stderr := outcome(t, program("flame", "--hook", bestHook(t), "--stack=fp", "--format", format, "-o", "/dev/full", "--", "true"))
+		if code != exitFailure || !strings.Contains(stderr, "no space left on device") {
+			t.Errorf("%s: exit code %d, stderr %q", format, code, stderr)
+		}
+	}
+}
+
+// Names of functions, files and threads may be markup.
+func TestFlameHostileNames(t *testing.T) {
+	compiler(t, "gcc", "objcopy")
+	const function, name = `</script><b a="&'>x`, `<i>&"'x`
+	dir := openFolder(t)
+	buildTouch(t, dir, "touch", slices.DeleteFunc(slices.Clone(withFrames), func(f string) bool { return f == "-g" })...)
+	build(t, dir, "objcopy", "--redefine-sym", "touch_pages="+function, "touch", name)
+	for _, format := range flameFormats {
+		code, stdout, stderr := outcome(t, program("flame", "--hook", bestHook(t), "--stack=fp", "--format", format, "--", filepath.Join(dir, name)))
+		if code != 0 {
+			t.Fatalf("%s: exit code %d; stderr:\n%s", format, code, stderr)
+		}
+		switch format {
+		case "html", "svg":
+			if strings.Contains(stdout, "<b a=") || strings.Contains(stdout, "<i>&") {
+				t.Errorf("%s has the markup", format)
+			}
+		case "folded":
+			if !strings.Contains(stdout, function+" "+strconv.Itoa(touchPages)+"\n") {
+				t.Errorf("folded: no %q in %q", function, stdout)
+			}
+		case "speedscope":
+			if !json.Valid([]byte(stdout)) {
+				t.Error("speedscope: no JSON")
+			}
+		case "pprof":
+			if _, err := profile.ParseData([]byte(stdout)); err != nil {
+				t.Errorf("pprof: %v", err)
+			}
+		}
+	}
+}
+
+// An ordinary user has stacks of his own processes.
+func TestStacksOfOrdinaryUser(t *testing.T) {
+	compiler(t, "gcc")
+	if b, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid"); err != nil || len(b) > 1 && b[0] > '2' && b[0] <= '9' {
+		t.Skipf("kernel.perf_event_paranoid is %s: no perf events for ordinary users", b)
+	}
+	exe, dir := copyProgram(t, "faultsnoop"), openFolder(t)
+	buildTouch(t, dir, "touch", withFrames...)
+	as := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(exe, append(args, "--hook", "perf", "--stack=fp", "--", filepath.Join(dir, "touch"))...)
+		cmd.Dir = "/"
+		cmd.Env = append(os.Environ(), mainEnv+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		return cmd
+	}
+	checkFrames(t, touched(t, traceBy(t, "perf", as("trace", "--json")), "touch"), touchFrames(t)...)
+	code, stdout, stderr := outcome(t, as("flame", "--format", "folded"))
+	if code != 0 {
+		t.Fatalf("exit code %d; stderr:\n%s", code, stderr)
+	}
+	checkFolded(t, stdout)
+}
+
+// The unwinder needs time to look at a process, and the process itself to find its names.
+const (
+	pythonRounds = 10
+	pythonTouch  = `import mmap, sys, time
+def leaf(m, low, high):
+    for i in range(low, high):
+        m[i * 4096] = 1  # touch
+def outer(m, low, high):
+    leaf(m, low, high)
+f = open(sys.argv[1], "r+b")
+m = mmap.mmap(f.fileno(), 400 * 4096)
+for i in range(10):
+    time.sleep(0.4)
+    outer(m, i * 40, i * 40 + 40)
+time.sleep(1)
+`
+)
+
+// Lines of Python, of each interpreter that is found, in the stacks of any language.
+// https://github.com/benfred/py-spy/issues/731
+func TestFullStacks(t *testing.T) {
+	needRoot(t)
+	pythons, _ := filepath.Glob("/usr/bin/python3")
+	if home, err := os.UserHomeDir(); err == nil {
+		more, _ := filepath.Glob(filepath.Join(home, ".pyenv/versions/3.*/bin/python3"))
+		pythons = append(pythons, more...)
+	}
+	if len(pythons) == 0 {
+		t.Skip("there is no Python")
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "faultsnoop-stack-*") // each of its pages is a fault
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	writeSource(t, dir, "touch.py", pythonTouch)
+	for i := range pythons {
+		writeSource(t, dir, strconv.Itoa(i+1), "")
+		if err := os.Truncate(filepath.Join(dir, strconv.Itoa(i+1)), touchPages*4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := `cd "$1" && shift && n=0; for p; do n=$((n+1)); "$p" touch.py $n & done; wait`
+	args := append([]string{self(t), "trace", "--json", "--hook", bestHook(t), "--stack=full", "--stack-every", "1", "--", "sh", "-c", script, "sh", dir}, pythons...)
+	tr := traceBy(t, bestHook(t), onStageCmd([]string{"memlock"}, args))
+	if strings.Contains(tr.stderr, "stacks by frame pointers") {
+		t.Fatal(tr.stderr)
+	}
+	leaf := fmt.Sprintf("leaf:%d", lineOf(t, pythonTouch, "# touch"))
+	for i, p := range pythons {
+		t.Run(p, func(t *testing.T) {
+			all, stacked, right := 0, 0, 0
+			var wrong string
+			for _, f := range tr.faults {
+				if f.VMA == nil || words(f.VMA.Path) != filepath.Join(dir, strconv.Itoa(i+1)) {
+					continue
+				}
+				all++
+				if len(f.Stack) == 0 {
+					continue
+				}
+				stacked++
+				python := slices.DeleteFunc(slices.Clone(f.Stack), func(f liveFrame) bool { return words(f.Lang) != "python" })
+				if len(python) == 3 && python[0].at() == leaf && words(python[1].Func) == "outer" && words(python[2].Func) == "<module>" {
+					right++
+				} else {
+					wrong = shortStack(f.Stack)
+				}
+			}
+			if all != touchPages || stacked < touchPages/pythonRounds || right*100 < stacked*99 {
+				t.Errorf("%d faults, %d with a stack, %d of them by %s; another is %q", all, stacked, right, leaf, wrong)
+			}
+		})
+	}
+}
