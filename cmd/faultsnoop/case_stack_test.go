@@ -446,6 +446,36 @@ func TestCaseMomentaryStacks(t *testing.T) {
 	})
 }
 
+// Frames that are in swap: the stack ends there and says so, and every fault has its record.
+// https://github.com/latchset/crypto-auditing/pull/301
+func TestCaseColdStackFrames(t *testing.T) {
+	if b, err := os.ReadFile("/proc/swaps"); err != nil || strings.Count(string(b), "\n") < 2 {
+		t.Skip("no swap is on")
+	}
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		tr := trace(t, hook, "--stack=fp", "--", "env", mainEnv+"=stage", self(t), "cold")
+		if strings.Contains(tr.stderr, "stayed in memory") {
+			t.Skip("swap is full: the stack stayed in memory")
+		}
+		n, cut := 0, 0
+		for _, f := range tr.faults {
+			if uint64(f.Address) < coldAddress || uint64(f.Address) >= coldAddress+coldPages*uint64(os.Getpagesize()) {
+				continue
+			}
+			n++
+			if !strings.HasPrefix(functions(f.Stack), "faultsnoop/cmd/faultsnoop.touchOnColdStack.func1 faultsnoop/cmd/faultsnoop.descend ") {
+				t.Fatalf("%s (%s)", shortStack(f.Stack), words(f.StackEnd))
+			}
+			if len(f.Stack) < 10 && (words(f.StackEnd) == "unreadable" || hook == "perf") {
+				cut++
+			}
+		}
+		if n != coldPages || cut*100 < coldPages*99 {
+			t.Errorf("%d records, %d with a stack that ends in swap; want %d", n, cut, coldPages)
+		}
+	})
+}
+
 // compiledC runs a copy of a function of its own as if it had been compiled just now, and
 // says so in a map, unless it is told not to. Then it becomes another program, if there is one.
 const compiledC = `#define _GNU_SOURCE

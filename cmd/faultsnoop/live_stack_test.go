@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/pprof/profile"
+
+	"faultsnoop/internal/fault"
 )
 
 // mapperC maps memory in functions that are known, by system calls of its own: the C
@@ -455,5 +457,16 @@ func TestFullStacks(t *testing.T) {
 				t.Errorf("%d faults, %d with a stack, %d of them by %s; another is %q", all, stacked, right, leaf, wrong)
 			}
 		})
+	}
+}
+
+// That there was no room for more stacks is told.
+func TestStacklessIsTold(t *testing.T) {
+	open := script(fakeSource{counters: fault.Counters{Stackless: 17}})
+	for _, args := range [][]string{{"trace", "-d", "100ms"}, {"stat", "-d", "100ms"}} {
+		code, _, stderr := runWith(open, args...)
+		if code != 0 || !strings.Contains(stderr, "17 faults have no stack") {
+			t.Errorf("%q: exit code %d, stderr %q", args, code, stderr)
+		}
 	}
 }
