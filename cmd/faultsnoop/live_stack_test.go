@@ -445,8 +445,11 @@ func TestFullStacks(t *testing.T) {
 				if len(f.Stack) == 0 {
 					continue
 				}
-				stacked++
 				python := slices.DeleteFunc(slices.Clone(f.Stack), func(f liveFrame) bool { return words(f.Lang) != "python" })
+				if strings.Contains(p, "/3.10.") && len(python) > 0 && python[0].Line == nil {
+					continue // of its first stacks no line can be known
+				}
+				stacked++
 				if len(python) >= 3 && python[0].at() == leaf && words(python[1].Func) == "outer" && words(python[2].Func) == "<module>" {
 					right++
 				} else {

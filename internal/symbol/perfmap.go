@@ -38,7 +38,7 @@ type PerfMap struct {
 	// written is when the file had last been written to, as of the latest look.
 	written unix.Timespec
 	size    int64
-	read int64 // bytes
+	read    int64 // bytes
 	// entries are in the order in which they were listed, and cover is made of them when it
 	// is needed.
 	entries []mapEntry
