@@ -28,7 +28,7 @@ type plan struct {
 	// is the one given to Run.
 	start   func(context.Context)
 	closers []func() error
-	mapped  int // bytes of ownArea
+	mapped  int // bytes of OwnArea
 }
 
 // toucher takes the faults. Its method, and what that calls, must be nosplit; see
@@ -94,15 +94,15 @@ func (p *plan) addJob(j *job) error {
 // writer returns the usual toucher: one write to each page of the system's size.
 func (p *plan) writer() toucher { return writeEach{p.pageSize} }
 
-// ownArea is where the memory goes that no fixed address is wanted for. Neither the
-// kernel nor the Go runtime puts anything there of itself, so a tracer that watches
-// the whole life of the process sees no other faults at these addresses. Where the
-// address space is smaller the kernel chooses another place.
-const ownArea = 0x6e0000000000
+// OwnAreaSize is how many bytes from [OwnArea] on are for the memory that no fixed address
+// is wanted for. Neither the kernel nor the Go runtime puts anything there of itself, so a
+// tracer that watches the whole life of the process sees no other faults at these
+// addresses. Where the address space is smaller the kernel chooses another place.
+const OwnAreaSize = 1 << 40
 
 // mapMemory maps n bytes behind the last ones, until the plan is closed.
 func (p *plan) mapMemory(n, prot, flags, fd int, offset int64) ([]byte, error) {
-	b, err := p.mapAt(unsafe.Add(nil, ownArea+p.mapped), n, prot, flags, fd, offset)
+	b, err := p.mapAt(unsafe.Add(nil, OwnArea+p.mapped), n, prot, flags, fd, offset)
 	p.mapped += n
 	return b, err
 }

@@ -97,7 +97,7 @@ func (p *plan) attach(n int) (b []byte, label string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("making a System V segment of %d bytes: %w", n, err)
 	}
-	b, err = unix.SysvShmAttach(id, ownArea+uintptr(p.mapped), 0)
+	b, err = unix.SysvShmAttach(id, OwnArea+uintptr(p.mapped), 0)
 	_, gone := unix.SysvShmCtl(id, unix.IPC_RMID, nil)
 	if err := errors.Join(err, gone); err != nil {
 		return nil, "", fmt.Errorf("attaching System V segment %d: %w", id, err)

@@ -51,7 +51,8 @@ func (b *bench) contenders() []*contender {
 		all = append(all, b.own(hook))
 	}
 	for _, hook := range []string{"fentry", "kprobe", "tracepoint", "perf"} {
-		all = append(all, b.ownCounting(hook))
+		all = append(all, b.ownCounting("stat", hook))
+		all = append(all, b.ownCounting("stat by", hook, "--by", "process,mapping"))
 	}
 	for _, hook := range []string{"fentry", "kprobe", "tracepoint"} {
 		all = append(all, b.ownStacks(hook))
@@ -100,11 +101,11 @@ func (b *bench) own(hook string) *contender {
 	}
 }
 
-// ownCounting counts by kind and in two tables, instead of listing.
-func (b *bench) ownCounting(hook string) *contender {
-	argv := []string{b.faultsnoop, "stat", "--hook", hook, "--by", "process,mapping", "--"}
+// ownCounting counts by kind, and in tables if flags ask for them, instead of listing.
+func (b *bench) ownCounting(name, hook string, flags ...string) *contender {
+	argv := append(append([]string{b.faultsnoop, "stat", "--hook", hook}, flags...), "--")
 	return &contender{
-		name:  "faultsnoop stat, " + hook,
+		name:  "faultsnoop " + name + ", " + hook,
 		shown: "faultsnoop " + strings.Join(argv[1:len(argv)-1], " "),
 		trace: append(argv, b.workload()...),
 	}

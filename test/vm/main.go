@@ -79,7 +79,7 @@ func parseOptions(args []string) (options, error) {
 	flags.BoolVar(&o.verbose, "v", false, "print what the tests print")
 	// A guest keeps one CPU busy, and takes the memory of four.
 	flags.IntVar(&o.parallel, "j", min(runtime.NumCPU(), 2), "`number` of kernels to run at a time")
-	flags.DurationVar(&o.limit, "limit", 45*time.Minute, "time `limit` of one kernel")
+	flags.DurationVar(&o.limit, "limit", 60*time.Minute, "time `limit` of one kernel")
 	flags.IntVar(&o.cpus, "cpus", 4, "`number` of CPUs")
 	flags.IntVar(&o.nodes, "nodes", 2, "`number` of NUMA nodes, a divisor of the number of CPUs")
 	flags.IntVar(&o.memory, "memory", 1536, "memory in `MiB`")

@@ -32,7 +32,7 @@ const lastPackage = "cmd/faultsnoop"
 // Limits of one test binary: the test framework's own, which prints all stacks,
 // comes before the kill.
 const (
-	testTimeout = 15 * time.Minute
+	testTimeout = 40 * time.Minute
 	killTimeout = testTimeout + 20*time.Second
 )
 
