@@ -32,6 +32,11 @@ const (
 	labelThreadStack = 6
 
 	resultUnknown = 255
+
+	outcomeMinor   = 0
+	outcomeMajor   = 1
+	outcomeFailed  = 2
+	outcomeUnknown = 3
 )
 
 // knownFields translates enum known.

@@ -255,19 +255,11 @@ func (l *Live) forgetNames() error {
 		}
 	}
 	l.decoder.forgetNames(files)
-	sent := l.coll.Maps[faultMapNames]
-	var key faultNameKey
-	for {
-		err := unpreempted(func() error { return sent.NextKey(nil, &key) })
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("listing the file names sent: %w", err)
-		}
-		if err := unpreempted(func() error { return sent.Delete(&key) }); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forgetting file names: %w", err)
-		}
+	keys, values := make([]faultNameKey, rowsAtATime), make([]uint8, rowsAtATime)
+	if err := eachBatch(l.coll.Maps[faultMapNames].BatchLookupAndDelete, keys, values, func(int) {}); err != nil {
+		return fmt.Errorf("forgetting file names: %w", err)
 	}
+	return nil
 }
 
 // Stop ends the counting and detaches all programs; Next then returns the rest.
