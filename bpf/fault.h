@@ -183,10 +183,11 @@ struct page_key {
 	__u64 page;
 };
 
+enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
+
 /* Faults by how they ended. */
 struct tally {
-	__u64 minor, major, failed;
-	__u64 unknown; /* result unknown */
+	__u64 faults[OUTCOMES]; /* by enum outcome */
 };
 
 /* Per CPU; user space adds them up. */
@@ -200,12 +201,10 @@ struct counters {
 	__u64 unremembered; /* pages for which there was no room in pages_seen */
 };
 
-enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
-
 /* How often, and what it cost. */
 struct cost {
-	__u64 faults[OUTCOMES]; /* by enum outcome */
-	__u64 ns;		/* of all but the untimed ones */
+	struct tally tally;
+	__u64 ns; /* of all but the untimed ones */
 	__u64 max_ns;
 	__u64 untimed;
 	__u64 bytes; /* mapped, as far as page tables can be read */

@@ -37,6 +37,7 @@ const (
 	outcomeMajor   = 1
 	outcomeFailed  = 2
 	outcomeUnknown = 3
+	outcomes       = 4
 )
 
 // knownFields translates enum known.

@@ -63,7 +63,7 @@ func TestUnpreempted(t *testing.T) {
 	}
 	var during unix.SchedAttr
 	failure := errors.New("as returned")
-	if err := unpreempted(func() error { during = policy(); return failure }); err != failure {
+	if err := unpreempted(func() error { during = policy(); return failure }); !errors.Is(err, failure) {
 		t.Errorf("returned %v", err)
 	}
 	if after := policy(); after != before {

@@ -177,10 +177,10 @@ func (l *Live) readSent() error {
 }
 
 func costOf(c *faultCost) fault.Cost {
+	n := &c.Tally.Faults
 	return fault.Cost{
-		Minor: c.Faults[outcomeMinor], Major: c.Faults[outcomeMajor], Failed: c.Faults[outcomeFailed], Unknown: c.Faults[outcomeUnknown],
-		Untimed: c.Untimed,
-		Time:    time.Duration(c.Ns), Max: time.Duration(c.MaxNs), OffCPU: time.Duration(c.OffcpuNs), Bytes: c.Bytes,
+		Minor: n[outcomeMinor], Major: n[outcomeMajor], Failed: n[outcomeFailed], Unknown: n[outcomeUnknown], Untimed: c.Untimed,
+		Time: time.Duration(c.Ns), Max: time.Duration(c.MaxNs), OffCPU: time.Duration(c.OffcpuNs), Bytes: c.Bytes,
 	}
 }
 
