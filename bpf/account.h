@@ -32,14 +32,7 @@ volatile __u64 watching_since_ns;
 
 static __always_inline void tally(struct tally *t, const struct fault_record *rec)
 {
-	if (rec->result == RESULT_UNKNOWN)
-		__sync_fetch_and_add(&t->unknown, 1);
-	else if (rec->result != RESULT_OK)
-		__sync_fetch_and_add(&t->failed, 1);
-	else if (rec->major)
-		__sync_fetch_and_add(&t->major, 1);
-	else
-		__sync_fetch_and_add(&t->minor, 1);
+	__sync_fetch_and_add(&t->faults[outcome_of(rec)], 1);
 }
 
 /*
@@ -101,9 +94,9 @@ static __always_inline void count_unseen(struct task_state *st, struct growth g)
 	if (!st->wanted)
 		return;
 	if (g.minor)
-		add_to(unseen.minor, g.minor);
+		add_to(unseen.faults[OUTCOME_MINOR], g.minor);
 	if (g.major)
-		add_to(unseen.major, g.major);
+		add_to(unseen.faults[OUTCOME_MAJOR], g.major);
 }
 
 /*

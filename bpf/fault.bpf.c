@@ -604,8 +604,8 @@ int leave(__u64 *ctx)
 		settle(st, task);
 	else if (armed && !comm_patterns && !exe_patterns && watched_from_birth(task) &&
 		 process_matches(task, NULL, false)) {
-		add_to(unseen.minor, READ_TASK(task, min_flt));
-		add_to(unseen.major, READ_TASK(task, maj_flt));
+		add_to(unseen.faults[OUTCOME_MINOR], READ_TASK(task, min_flt));
+		add_to(unseen.faults[OUTCOME_MAJOR], READ_TASK(task, maj_flt));
 	}
 	if (!BPF_CORE_READ(task, signal, live.counter))
 		bpf_map_delete_elem(&tracked, &ids.pid);

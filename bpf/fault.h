@@ -222,10 +222,11 @@ struct mapping_record {
 	__u64 stack; /* id of its stack_record, 0 if it has none */
 };
 
+enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
+
 /* Faults by how they ended. */
 struct tally {
-	__u64 minor, major, failed;
-	__u64 unknown; /* result unknown */
+	__u64 faults[OUTCOMES]; /* by enum outcome */
 };
 
 /* Per CPU; user space adds them up. */
@@ -242,12 +243,10 @@ struct counters {
 	__u64 pad[6];	     /* to whole cache lines */
 };
 
-enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
-
 /* How often, and what it cost. */
 struct cost {
-	__u64 faults[OUTCOMES]; /* by enum outcome */
-	__u64 ns;		/* of all but the untimed ones */
+	struct tally tally;
+	__u64 ns; /* of all but the untimed ones */
 	__u64 max_ns;
 	__u64 untimed;
 	__u64 bytes; /* mapped, as far as page tables can be read */

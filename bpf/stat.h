@@ -77,7 +77,7 @@ static __always_inline __u64 bytes_of(const struct fault_record *rec)
 /* Adds a fault to a row, but for the longest latency. */
 static __always_inline void add_share(struct cost *c, const struct share *s)
 {
-	__sync_fetch_and_add(&c->faults[s->outcome & (OUTCOMES - 1)], 1);
+	__sync_fetch_and_add(&c->tally.faults[s->outcome & (OUTCOMES - 1)], 1);
 	if (s->bytes)
 		__sync_fetch_and_add(&c->bytes, s->bytes);
 	if (!s->timed)

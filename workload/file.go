@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -51,6 +52,11 @@ func (f *file) lay(p *plan) error {
 	fd, err := f.create(p, 3*f.pages*p.pageSize)
 	if err != nil {
 		return err
+	}
+	if !f.cold {
+		if err := f.keepCached(p, fd); err != nil {
+			return err
+		}
 	}
 	pgoff := int64(f.pages)
 	b, err := f.mapMiddle(p, fd, unix.PROT_READ, unix.MAP_SHARED)
@@ -99,6 +105,24 @@ func (f *file) create(p *plan, size int) (fd int, err error) {
 		return -1, fmt.Errorf("syncing the file: %w", err)
 	}
 	return int(tmp.Fd()), nil
+}
+
+// keepCached keeps the file's pages in the page cache by locking them in a mapping
+// elsewhere: a machine may reclaim pages that are young and have no mapping even while
+// memory is free (mm/damon/paddr.c). Where the limit for locked memory is too low, a page
+// that is reclaimed makes a major fault, which is counted.
+func (f *file) keepCached(p *plan, fd int) error {
+	size := uintptr(3 * f.pages * p.pageSize)
+	ptr, err := unix.MmapPtr(fd, 0, nil, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mapping %d bytes of the file: %w", size, err)
+	}
+	p.onClose(func() error { return unix.MunmapPtr(ptr, size) })
+	err = unix.Mlock(unsafe.Slice((*byte)(ptr), size))
+	if limits := []error{unix.EPERM, unix.ENOMEM, unix.EAGAIN}; err != nil && !slices.Contains(limits, err) {
+		return fmt.Errorf("locking %d bytes of the file: %w", size, err)
+	}
+	return nil
 }
 
 // mapMiddle maps the middle third of the file. Its start is aligned so that
@@ -155,6 +179,9 @@ func (w *written) lay(p *plan) error {
 	}
 	fd, err := w.create(p, 3*w.pages*p.pageSize)
 	if err != nil {
+		return err
+	}
+	if err := w.keepCached(p, fd); err != nil {
 		return err
 	}
 	b, err := w.mapMiddle(p, fd, unix.PROT_READ|unix.PROT_WRITE, w.flags)

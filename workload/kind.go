@@ -115,7 +115,8 @@ func Kinds() []Kind {
 		},
 		{
 			"where", "read, write, overwrite and execute at fixed addresses",
-			"Reads 0x7e0000001234, writes 0x7e0000005678, writes 0x7e0000001abc and calls 0x7e0000100010. The third\n" +
+			fmt.Sprintf("Reads %#x, writes %#x, writes %#x and calls %#x. The third\n",
+				uint64(WhereData+atRead), uint64(WhereData+atWrite), uint64(WhereData+atOver), uint64(WhereCode+atCall)) +
 				"faults only where the kernel has mapped its shared zero page for the read.", whereFlags,
 		},
 	}

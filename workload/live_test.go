@@ -290,7 +290,7 @@ func TestLiveAddresses(t *testing.T) {
 		}
 	}
 	want := []Touch{
-		{0x7e0000001234, "read"}, {0x7e0000001abc, "write"}, {0x7e0000005678, "write"}, {0x7e0000100010, "exec"},
+		{WhereData + 0x1234, "read"}, {WhereData + 0x1abc, "write"}, {WhereData + 0x5678, "write"}, {WhereCode + 0x10, "exec"},
 	}
 	if fmt.Sprint(touches) != fmt.Sprint(want) {
 		t.Errorf("touches %x, want %x", touches, want)

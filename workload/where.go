@@ -21,10 +21,14 @@ func whereFlags(*pflag.FlagSet) program { return where{} }
 
 func (where) validate() error { return nil }
 
+// WhereData is where kind where has its data, and WhereCode its code.
+const (
+	WhereData = OwnArea + 1<<44
+	WhereCode = WhereData + 1<<20
+)
+
 // The layout of kind where. The offsets are of its data, but for atCall.
 const (
-	whereData     = 0x7e0000000000
-	whereCode     = 0x7e0000100000
 	whereDataSize = 0x10000
 
 	atRead  = 0x1234
@@ -38,7 +42,7 @@ func (where) lay(p *plan) error {
 		return fmt.Errorf("kind where is made for pages of 4096 bytes, here they have %d", p.pageSize)
 	}
 	const fixed = unix.MAP_FIXED_NOREPLACE
-	data, code, err := mapWhere(p, unsafe.Add(nil, whereData), unsafe.Add(nil, whereCode), fixed)
+	data, code, err := mapWhere(p, unsafe.Add(nil, WhereData), unsafe.Add(nil, WhereCode), fixed)
 	if err != nil {
 		return err
 	}

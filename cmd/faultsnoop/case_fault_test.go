@@ -116,10 +116,10 @@ func checkKnownAddresses(t *testing.T, tr *traced, rep *workload.Report) {
 		kind       string
 	}
 	want := []access{
-		{0x7e0000001234, "read", 0x7e0000000000, 0x7e0000010000, "zero"},
-		{0x7e0000005678, "write", 0x7e0000000000, 0x7e0000010000, "anon"},
-		{0x7e0000001abc, "write", 0x7e0000000000, 0x7e0000010000, "cow"},
-		{0x7e0000100010, "exec", 0x7e0000100000, 0x7e0000101000, "shmem"},
+		{workload.WhereData + 0x1234, "read", workload.WhereData, workload.WhereData + 0x10000, "zero"},
+		{workload.WhereData + 0x5678, "write", workload.WhereData, workload.WhereData + 0x10000, "anon"},
+		{workload.WhereData + 0x1abc, "write", workload.WhereData, workload.WhereData + 0x10000, "cow"},
+		{workload.WhereCode + 0x10, "exec", workload.WhereCode, workload.WhereCode + 0x1000, "shmem"},
 	}
 	if rep.Faults == 3 { // no shared zero page here, so nothing to copy
 		want = slices.Delete(want, 2, 3)

@@ -7,7 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"faultsnoop/internal/fault"
@@ -46,19 +46,15 @@ type pipeline struct {
 // run goes on until ctx is done, nothing more is wanted or the output is gone.
 // Then it stops the source and takes what is left in it.
 func (p *pipeline) run(ctx context.Context) error {
-	var cancelled atomic.Pointer[time.Time]
-	unwatch := context.AfterFunc(ctx, func() { now := time.Now(); cancelled.Store(&now) })
-	defer func() {
-		if unwatch(); p.ended.IsZero() { // by an error
-			p.ended = time.Now()
-		}
-		if at := cancelled.Load(); at != nil && at.Before(p.ended) {
-			p.ended = *at
-		}
-	}()
+	var once sync.Once
+	end := func() { once.Do(func() { p.ended = time.Now() }) }
+	// At the latest when an error is returned; a batch may be taken while ctx is cancelled.
+	defer end()
+	defer context.AfterFunc(ctx, end)()
 	for stopped := false; ; {
 		if p.out.probe(); !stopped && (ctx.Err() != nil || p.done()) {
-			stopped, p.ended = true, time.Now()
+			stopped = true
+			end()
 			if err := p.src.Stop(); err != nil {
 				return fmt.Errorf("stopping: %w", err)
 			}

@@ -33,8 +33,13 @@ const (
 	// The stack of the thread that faults, if that is not its process's first.
 	labelThreadStack = 6
 
-	resultOK      = 0
 	resultUnknown = 255
+
+	outcomeMinor   = 0
+	outcomeMajor   = 1
+	outcomeFailed  = 2
+	outcomeUnknown = 3
+	outcomes       = 4
 )
 
 // knownFields translates enum known.
@@ -221,10 +226,6 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages, Folio: r.Folio,
-	}
-	// Taken away again before it was read: it says nothing of what the fault has done.
-	if f.Is(fault.HasAfter) && r.Result == resultOK && !present(r.EntryAfter) {
-		f.Known &^= fault.HasAfter
 	}
 	if d.frames && f.Is(fault.HasAfter) && present(r.EntryAfter) {
 		d.place(&f, r)

@@ -22,8 +22,11 @@ type faultCommPattern struct {
 }
 
 type faultCost struct {
-	_        structs.HostLayout
-	Faults   [4]uint64
+	_     structs.HostLayout
+	Tally struct {
+		_      structs.HostLayout
+		Faults [4]uint64
+	}
 	Ns       uint64
 	MaxNs    uint64
 	Untimed  uint64
@@ -34,25 +37,16 @@ type faultCost struct {
 type faultCounters struct {
 	_       structs.HostLayout
 	Matched struct {
-		_       structs.HostLayout
-		Minor   uint64
-		Major   uint64
-		Failed  uint64
-		Unknown uint64
+		_      structs.HostLayout
+		Faults [4]uint64
 	}
 	LostRing struct {
-		_       structs.HostLayout
-		Minor   uint64
-		Major   uint64
-		Failed  uint64
-		Unknown uint64
+		_      structs.HostLayout
+		Faults [4]uint64
 	}
 	Unseen struct {
-		_       structs.HostLayout
-		Minor   uint64
-		Major   uint64
-		Failed  uint64
-		Unknown uint64
+		_      structs.HostLayout
+		Faults [4]uint64
 	}
 	LostChildren uint64
 	Filtered     uint64

@@ -257,19 +257,11 @@ func (l *Live) forgetNames() error {
 		}
 	}
 	l.decoder.forgetNames(files)
-	sent := l.coll.Maps[faultMapNames]
-	var key faultNameKey
-	for {
-		err := unpreempted(func() error { return sent.NextKey(nil, &key) })
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("listing the file names sent: %w", err)
-		}
-		if err := unpreempted(func() error { return sent.Delete(&key) }); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forgetting file names: %w", err)
-		}
+	keys, values := make([]faultNameKey, rowsAtATime), make([]uint8, rowsAtATime)
+	if err := eachBatch(l.coll.Maps[faultMapNames].BatchLookupAndDelete, keys, values, func(int) {}); err != nil {
+		return fmt.Errorf("forgetting file names: %w", err)
 	}
+	return nil
 }
 
 // Stop ends the counting and detaches all programs; Next then returns the rest.
@@ -297,23 +289,24 @@ func (l *Live) Counters() (fault.Counters, error) {
 		return fault.Counters{}, fmt.Errorf("reading the counters: %w", err)
 	}
 	var out fault.Counters
-	var unknown, ring, unseen, children uint64
+	var seen [outcomes]uint64
+	var ring, unseen, children uint64
 	for i := range perCPU {
 		c := &perCPU[i]
-		out.Minor += c.Matched.Minor - c.LostRing.Minor
-		out.Major += c.Matched.Major - c.LostRing.Major
-		out.Failed += c.Matched.Failed - c.LostRing.Failed
+		for o := range seen {
+			seen[o] += c.Matched.Faults[o] - c.LostRing.Faults[o]
+			ring += c.LostRing.Faults[o]
+			unseen += c.Unseen.Faults[o]
+		}
 		out.Filtered += c.Filtered
 		out.Untimed += c.Untimed
 		out.Unremembered += c.Unremembered
 		out.Stackless += c.Stackless
 		out.MappingsLost += c.MappingsLost
-		unknown += c.Matched.Unknown - c.LostRing.Unknown
-		ring += c.LostRing.Minor + c.LostRing.Major + c.LostRing.Failed + c.LostRing.Unknown
 		children += c.LostChildren
-		unseen += c.Unseen.Minor + c.Unseen.Major
 	}
-	out.Seen = out.Minor + out.Major + out.Failed + unknown
+	out.Minor, out.Major, out.Failed = seen[outcomeMinor], seen[outcomeMajor], seen[outcomeFailed]
+	out.Seen = out.Minor + out.Major + out.Failed + seen[outcomeUnknown]
 	for _, loss := range []fault.Loss{
 		{Where: "ring buffer full", Count: ring},
 		{Where: l.unseenWhere(), Count: unseen},

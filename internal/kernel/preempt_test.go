@@ -1,9 +1,13 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestPreemption(t *testing.T) {
@@ -37,5 +41,35 @@ func TestPreemption(t *testing.T) {
 		if s := probeUndisturbed(&System{Preemption: got}); s.OK != tt.undisturbed || s.Found == "" {
 			t.Errorf("preemption %q: %+v", got, s)
 		}
+	}
+}
+
+// The thread is as it was afterwards, whatever it was meanwhile.
+func TestUnpreempted(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	policy := func() unix.SchedAttr {
+		attr, err := unix.SchedGetAttr(0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return *attr
+	}
+	before := policy()
+	fifo := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+	allowed := unix.SchedSetAttr(0, &fifo, 0) == nil
+	if err := unix.SchedSetAttr(0, &before, 0); err != nil {
+		t.Fatal(err)
+	}
+	var during unix.SchedAttr
+	failure := errors.New("as returned")
+	if err := unpreempted(func() error { during = policy(); return failure }); !errors.Is(err, failure) {
+		t.Errorf("returned %v", err)
+	}
+	if after := policy(); after != before {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	if (during.Policy == unix.SCHED_FIFO) != allowed {
+		t.Errorf("meanwhile %+v; realtime priority is allowed: %v", during, allowed)
 	}
 }

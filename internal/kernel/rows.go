@@ -98,23 +98,40 @@ type statRow struct {
 // rowsAtATime is how many rows one system call reads: some 100 us of work.
 const rowsAtATime = 2048
 
+// eachBatch reads a hash map with one of its batch operations, as many elements at a time as
+// keys and values have room for, and calls use with their number. An element that is changed
+// meanwhile may come twice.
+func eachBatch(
+	batch func(*ebpf.MapBatchCursor, any, any, *ebpf.BatchOptions) (int, error), keys, values any, use func(n int),
+) error {
+	var cursor ebpf.MapBatchCursor
+	for {
+		var n int
+		err := unpreempted(func() (err error) {
+			n, err = batch(&cursor, keys, values, nil)
+			return err
+		})
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return err
+		}
+		if use(n); last {
+			return nil
+		}
+	}
+}
+
 // readRows reads the rows of all tables. One that is counted meanwhile may come twice.
 func (l *Live) readRows() ([]statRow, error) {
 	var found []statRow
 	keys, values := make([]faultStatKey, rowsAtATime), make([]faultCost, rowsAtATime)
-	var cursor ebpf.MapBatchCursor
-	for more := true; more; {
-		var n int
-		err := unpreempted(func() (err error) {
-			n, err = l.coll.Maps[faultMapStatRows].BatchLookup(&cursor, keys, values, nil)
-			return err
-		})
-		if more = !errors.Is(err, ebpf.ErrKeyNotExist); more && err != nil {
-			return nil, fmt.Errorf("reading the tables: %w", err)
-		}
+	err := eachBatch(l.coll.Maps[faultMapStatRows].BatchLookup, keys, values, func(n int) {
 		for i := range keys[:n] {
 			found = append(found, statRow{keys[i], costOf(&values[i])})
 		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the tables: %w", err)
 	}
 	return found, nil
 }
@@ -122,14 +139,11 @@ func (l *Live) readRows() ([]statRow, error) {
 func (l *Live) fillTables(out *fault.Rows, found []statRow) {
 	out.Names = map[fault.FileKey]string{}
 	for i := range found {
-		key, cost := &found[i].key, found[i].cost
-		if int(key.Table) >= len(l.tables) {
-			continue
-		}
-		l.decoder.raiseMax(&cost, key)
+		key, cost := &found[i].key, &found[i].cost
+		l.decoder.raiseMax(cost, key)
 		t := &out.Tables[key.Table]
 		k := l.decoder.key(t.By, key)
-		t.Rows[k] = cost
+		t.Rows[k] = *cost
 		if name := l.decoder.rowName(key); name != "" {
 			out.Names[k.File] = name
 		}
@@ -164,8 +178,9 @@ func (l *Live) readSent() error {
 }
 
 func costOf(c *faultCost) fault.Cost {
+	n := &c.Tally.Faults
 	return fault.Cost{
-		Minor: c.Faults[0], Major: c.Faults[1], Failed: c.Faults[2], Unknown: c.Faults[3], Untimed: c.Untimed,
+		Minor: n[outcomeMinor], Major: n[outcomeMajor], Failed: n[outcomeFailed], Unknown: n[outcomeUnknown], Untimed: c.Untimed,
 		Time: time.Duration(c.Ns), Max: time.Duration(c.MaxNs), OffCPU: time.Duration(c.OffcpuNs), Bytes: c.Bytes,
 	}
 }

@@ -67,6 +67,12 @@ func runChild(job string, args []string) error {
 			name = args[2]
 		}
 		return touchThreads(n(0), threads, name)
+	case "stay": // PAGES: touch, and live until there is nothing more to read
+		if err := touchThreads(n(0), 1, ""); err != nil {
+			return err
+		}
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
 	case "wait": // threads exist first, touch after a byte
 		return touchWhenTold(n(0), n(1))
 	case "family": // CHILDREN PAGES: each child touches

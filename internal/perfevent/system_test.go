@@ -103,10 +103,11 @@ func makeCgroup(t *testing.T) string {
 	return ""
 }
 
-// runProgram lets a copy of this program touch 300 pages.
+// runProgram lets a copy of this program touch 300 pages. It lives until the end of the
+// test: whose a process is that ends at once may not be known.
 func runProgram(t *testing.T, path string, uid uint32, cgroup string) (r report) {
 	cmd := exec.Command(path, "300")
-	cmd.Env = append(os.Environ(), childEnv+"=touch")
+	cmd.Env = append(os.Environ(), childEnv+"=stay")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if uid != 0 {
@@ -121,11 +122,25 @@ func runProgram(t *testing.T, path string, uid uint32, cgroup string) (r report)
 		defer dir.Close()
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
 	}
-	b, err := cmd.Output()
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Error(err)
+		return r
+	}
+	stdout, err := cmd.StdoutPipe()
 	if err == nil {
-		err = json.Unmarshal(b, &r)
+		err = cmd.Start()
 	}
 	if err != nil {
+		t.Error(err)
+		return r
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(stdin.Close(), cmd.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := json.NewDecoder(stdout).Decode(&r); err != nil {
 		t.Error(err)
 	}
 	return r

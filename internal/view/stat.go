@@ -115,7 +115,7 @@ func (s *Stat) appendOverview(b []byte, total *fault.Cost) []byte {
 		b = append(b, "whole run: "...)
 	}
 	b = fmt.Appendf(b, "%s in %s by hook %s: %s minor, %s major, %s", plural(total.Faults(), "fault"),
-		duration(s.Duration), s.Session.Hook, group(total.Minor), group(total.Major), failures(s.Session, group(total.Failed)))
+		duration(s.Duration), s.Session.Hook, group(total.Minor), group(total.Major), failures(s.Session, total.Failed, group(total.Failed)))
 	if total.Unknown > 0 {
 		b = fmt.Appendf(b, ", %s of unknown result", group(total.Unknown))
 	}
@@ -258,15 +258,9 @@ func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 	}
 	switch by {
 	case fault.ByProcess:
-		if k.ID == 0 {
-			return rowName{text: "[unknown]"}
-		}
-		return rowName{k.Name.String(), fmt.Sprintf(" (%d)", k.ID)}
+		return taskName(&k, fmt.Sprintf(" (%d)", k.ID))
 	case fault.ByThread:
-		if k.ID == 0 {
-			return rowName{text: "[unknown]"}
-		}
-		return rowName{k.Name.String(), fmt.Sprintf(" (%d/%d)", k.ID, k.Value)}
+		return taskName(&k, fmt.Sprintf(" (%d/%d)", k.ID, k.Value))
 	case fault.ByKind:
 		return rowName{text: fault.Kind(k.ID).String()}
 	case fault.ByFile:
@@ -306,6 +300,15 @@ func (s *Stat) nameOf(by fault.By, k fault.Key) rowName {
 		return rowName{text: fault.Result(k.ID).String()}
 	}
 	return rowName{numbers: strconv.FormatUint(uint64(k.ID), 10)}
+}
+
+// taskName is what a process or thread is called. One without an id here, in another pid
+// namespace, may have a name all the same.
+func taskName(k *fault.Key, ids string) rowName {
+	if k.ID == 0 {
+		ids = ""
+	}
+	return rowName{cmp.Or(k.Name.String(), "[unknown]"), ids}
 }
 
 // cgroup is the name of a cgroup, empty if it has none.

@@ -82,7 +82,7 @@ func (s *Stat) costObject(c *fault.Cost) map[string]any {
 		"faults": c.Faults(), "minor": c.Minor, "major": c.Major, "failed": c.Failed, "unknown": c.Unknown, "untimed": c.Untimed,
 		"time_ns": nil, "max_ns": nil, "offcpu_ns": nil, "bytes": nil,
 	}
-	if c.Failed == 0 && !seesFailures(s.Session) {
+	if failuresUnseen(s.Session, c.Failed) {
 		o["failed"] = nil
 	}
 	if c.Untimed < c.Faults() || c.Faults() == 0 {
@@ -181,25 +181,27 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 	w := csv.NewWriter(&buf)
 	when := s.End.UTC().Format(time.RFC3339Nano)
 	num := func(v uint64) string { return strconv.FormatUint(v, 10) }
+	known := func(v uint64, is bool) string {
+		if !is {
+			return ""
+		}
+		return num(v)
+	}
 	line := func(by string, name rowName, c *fault.Cost, k *fault.KindCost) {
+		timed := c.Untimed < c.Faults()
 		cells := []string{
 			s.typeName(), when, num(uint64(s.Duration)), by, inert(string(name.append(nil, 0))),
-			num(c.Faults()), num(c.Minor), num(c.Major), num(c.Failed), num(c.Unknown), num(c.Untimed), "", "", "", "", "", "",
+			num(c.Faults()), num(c.Minor), num(c.Major), known(c.Failed, !failuresUnseen(s.Session, c.Failed)), num(c.Unknown), num(c.Untimed),
+			known(uint64(c.Time), timed), known(uint64(c.Max), timed && c.Max > 0),
 		}
-		if c.Untimed < c.Faults() {
-			cells[11] = num(uint64(c.Time))
-			if c.Max > 0 {
-				cells[12] = num(uint64(c.Max))
+		for _, q := range quantiles {
+			var v time.Duration
+			if k != nil {
+				v = quantile(k, q.share)
 			}
-			for i, q := range quantiles {
-				if k != nil {
-					cells[13+i] = num(uint64(quantile(k, q.share)))
-				}
-			}
+			cells = append(cells, known(uint64(v), k != nil && timed))
 		}
-		if c.Bytes > 0 {
-			cells[16] = num(c.Bytes)
-		}
+		cells = append(cells, known(c.Bytes, c.Bytes > 0))
 		_ = w.Write(cells) // a bytes.Buffer takes everything
 	}
 	for _, kind := range s.kinds() {

@@ -26,7 +26,7 @@ func (s *Summary) Line() string {
 	}
 	b = append(appendUint(b, s.Minor), " minor, "...)
 	b = append(appendUint(b, s.Major), " major, "...)
-	b = append(b, failures(s.Session, strconv.FormatUint(s.Failed, 10))...)
+	b = append(b, failures(s.Session, s.Failed, strconv.FormatUint(s.Failed, 10))...)
 	if sum := s.Minor + s.Major + s.Failed; sum < s.Seen {
 		b = append(b, ", "...)
 		b = append(appendUint(b, s.Seen-sum), " of unknown result"...)
@@ -53,12 +53,14 @@ func (s *Summary) Line() string {
 	return string(append(b, s.Session.Hook...))
 }
 
-// seesFailures reports whether the hook of a session hears of faults that fail.
-func seesFailures(s *fault.Session) bool { return slices.Contains(s.Covers, "failed") }
+// failuresUnseen reports that none were seen since the hook does not hear of faults that fail.
+func failuresUnseen(s *fault.Session, failed uint64) bool {
+	return failed == 0 && !slices.Contains(s.Covers, "failed")
+}
 
-// failures is how many failed, or that the hook does not say.
-func failures(s *fault.Session, number string) string {
-	if number == "0" && !seesFailures(s) {
+// failures is how many failed, by the number as it is to be shown, or that the hook does not say.
+func failures(s *fault.Session, failed uint64, number string) string {
+	if failuresUnseen(s, failed) {
 		return "failed ones not seen"
 	}
 	return number + " failed"
@@ -84,27 +86,19 @@ func (s *Summary) appendCauses(b []byte) []byte {
 }
 
 func (s *Summary) appendJSON(b []byte) []byte {
-	const failed = `,"failed":`
-	for _, part := range []struct {
-		prefix string
-		value  uint64
-	}{
-		{`{"type":"summary","seen":`, s.Seen},
-		{`,"lost":`, s.LostTotal()},
-		{`,"filtered":`, s.Filtered},
-		{`,"minor":`, s.Minor},
-		{`,"major":`, s.Major},
-		{failed, s.Failed},
-		{`,"untimed":`, s.Untimed},
-		{`,"unremembered":`, s.Unremembered},
-		{`,"duration_ns":`, uint64(max(s.Duration, 0))},
-	} {
-		if b = append(b, part.prefix...); part.value == 0 && part.prefix == failed && !seesFailures(s.Session) {
-			b = append(b, "null"...)
-			continue
-		}
-		b = appendUint(b, part.value)
+	failed := strconv.AppendUint(nil, s.Failed, 10)
+	if failuresUnseen(s.Session, s.Failed) {
+		failed = []byte("null")
 	}
+	b = appendUint(append(b, `{"type":"summary","seen":`...), s.Seen)
+	b = appendUint(append(b, `,"lost":`...), s.LostTotal())
+	b = appendUint(append(b, `,"filtered":`...), s.Filtered)
+	b = appendUint(append(b, `,"minor":`...), s.Minor)
+	b = appendUint(append(b, `,"major":`...), s.Major)
+	b = append(append(b, `,"failed":`...), failed...)
+	b = appendUint(append(b, `,"untimed":`...), s.Untimed)
+	b = appendUint(append(b, `,"unremembered":`...), s.Unremembered)
+	b = appendUint(append(b, `,"duration_ns":`...), uint64(max(s.Duration, 0)))
 	b = append(b, `,"hook":`...)
 	b, _ = appendJSONString(b, s.Session.Hook)
 	return append(b, "}\n"...)
