@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -108,13 +109,22 @@ func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Log
 		n.maps, n.timeline = timeline, timeline
 	}
 	n.resolver = symbol.NewResolver(symbol.Options{
-		PageSize: uint64(os.Getpagesize()), Symbols: true, Proc: process.ProcIsOurs(), Patient: true,
+		PageSize: uint64(os.Getpagesize()), Symbols: true, Proc: process.ProcIsOurs(), Patient: true, Fetch: fetchWait(open.CountOnly),
 	})
 	var err error
 	if n.kernel, err = symbol.OpenKernel(); err != nil {
 		log.Info(fmt.Sprintf("functions of the kernel have no names: %v", err))
 	}
 	return n, nil
+}
+
+// fetchWait is how long naming may wait for a server of debug files. Nobody waits for it where
+// faults are counted in the kernel.
+func fetchWait(countOnly bool) time.Duration {
+	if countOnly {
+		return 20 * time.Second
+	}
+	return time.Second
 }
 
 // nameStacks returns what names stacks, nil if none are taken.
