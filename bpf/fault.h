@@ -239,8 +239,10 @@ struct counters {
 	__u64 untimed;	     /* records of completions that were not heard of */
 	__u64 unremembered;  /* pages for which there was no room in pages_seen */
 	__u64 stackless;     /* faults for whose stack there was no room */
+	__u64 stacks_unsent; /* faults whose stack found no room in the ring buffer */
+	__u64 stack_rows;    /* that were made in tables by stack */
 	__u64 mappings_lost; /* calls that have mapped memory, without room for their record */
-	__u64 pad[6];	     /* to whole cache lines */
+	__u64 pad[4];	     /* to whole cache lines */
 };
 
 /* How often, and what it cost. */

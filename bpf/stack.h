@@ -195,9 +195,15 @@ static __always_inline void walk_kernel(struct stack_record *rec, void *ctx)
 #define STACK_PROBES 4
 #define E2BIG 7
 
+/* In place of an id: the stack is new, and there was no room in the ring. */
+#define UNSENT (~0ULL)
+
+/* The part of an id that is the stack's. 0 is none. */
+#define ID_MASK ((1ULL << GENERATION_SHIFT) - 1)
+
 /*
  * Finds the id of a stack and sends the stack if it is new. Returns 0 if there is no room
- * for one more.
+ * for one more, or UNSENT.
  */
 static __always_inline __u64 intern(struct stack_record *rec)
 {
@@ -209,13 +215,11 @@ static __always_inline __u64 intern(struct stack_record *rec)
 	if (!sent)
 		return 0;
 	for (int i = 0; i < STACK_PROBES; i++) {
-		__u64 id = ((hash + i) & ((1ULL << GENERATION_SHIFT) - 1)) |
-			   generation << GENERATION_SHIFT;
+		__u64 id = ((hash + i) & ID_MASK) | generation << GENERATION_SHIFT;
 		__u64 *check;
 		long err;
 
-		/* 0 is none. */
-		if (!id)
+		if (!(id & ID_MASK) || id == UNSENT)
 			continue;
 		check = bpf_map_lookup_elem(sent, &id);
 		if (check && *check == rec->check)
@@ -229,7 +233,7 @@ static __always_inline __u64 intern(struct stack_record *rec)
 		if (bpf_ringbuf_output(&records, rec,
 				       offsetof(struct stack_record, frames) + size * sizeof(__u64),
 				       wakeup()))
-			return 0;
+			return UNSENT;
 		err = bpf_map_update_elem(sent, &id, &rec->check, BPF_NOEXIST);
 		if (err) {
 			if (err == -E2BIG)
@@ -293,6 +297,10 @@ static __noinline int take_stack(struct task_state *st, void *ctx, __u32 place)
 	st->rec.stack = finish_stack(rec, task);
 	if (!st->rec.stack)
 		count(stackless);
+	if (st->rec.stack == UNSENT) {
+		count(stacks_unsent);
+		st->rec.stack = 0;
+	}
 	return 0;
 }
 
@@ -300,8 +308,9 @@ static __noinline int take_stack(struct task_state *st, void *ctx, __u32 place)
 static __noinline __u64 take_caller(struct task_struct *task)
 {
 	struct stack_record *rec = begin_stack(task, PLACE_CALL);
+	__u64 id = rec ? finish_stack(rec, task) : 0;
 
-	return rec ? finish_stack(rec, task) : 0;
+	return id == UNSENT ? 0 : id;
 }
 
 #endif

@@ -8,6 +8,7 @@
 #define FAULTSNOOP_STAT_H
 
 #include "ring.h"
+#include "stack.h"
 #include "task.h"
 #include <bpf/bpf_core_read.h>
 
@@ -238,6 +239,9 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 		/* fall through */
 	case BY_STACK:
 		key->value = rec->stack;
+		/* User space empties the rows of a generation that has ended: all of them. */
+		if (take_stacks && !rec->stack)
+			key->value = (__u64)stack_generation << GENERATION_SHIFT;
 		break;
 	}
 }
@@ -246,6 +250,8 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 					   const struct share *s, struct task_struct *task)
 {
 	struct stat_key key = { .table = table };
+	/* Nobody asks for the longest latency with a stack. */
+	bool stacked = tables_by[table] >= BY_STACK;
 	struct cost *row;
 	__u32 at;
 
@@ -255,12 +261,14 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 		struct cost blank = { .max_ns = s->ns };
 
 		/* Another CPU may make it at the same time. */
-		bpf_map_update_elem(&stat_rows, &key, &blank, BPF_NOEXIST);
+		if (!bpf_map_update_elem(&stat_rows, &key, &blank, BPF_NOEXIST) && stacked)
+			count(stack_rows);
 		row = bpf_map_lookup_elem(&stat_rows, &key);
 	}
 	if (row) {
 		add_share(row, s);
-		raise_max(row, s->ns, &key, table, 0);
+		if (!stacked)
+			raise_max(row, s->ns, &key, table, 0);
 		return;
 	}
 	at = bpf_get_smp_processor_id() * MAX_STAT_TABLES + table;
@@ -268,7 +276,8 @@ static __always_inline void count_in_table(__u32 table, const struct fault_recor
 	if (!row)
 		return;
 	add_share(row, s);
-	raise_max(row, s->ns, NULL, TABLE_OTHERS, table);
+	if (!stacked)
+		raise_max(row, s->ns, NULL, TABLE_OTHERS, table);
 }
 
 static __always_inline void fill_share(struct share *s, const struct fault_record *rec)

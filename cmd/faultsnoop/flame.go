@@ -210,23 +210,18 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 		return f.abandon(err, child)
 	}
 	f.tellUnseen(session)
-	f.tellStackless(src)
+	f.tellStackless(src, stacks)
 	return f.result(child)
 }
 
 // draw writes what was counted.
 func (f *flamer) draw(c *counts, stacks *stackNamer, run *fault.Profile) error {
-	rows, err := c.rows()
+	rows, r, err := c.final(stacks)
 	if err != nil {
 		return err
 	}
-	counters, err := c.Counters()
-	if err != nil {
-		return fmt.Errorf("reading the counters: %w", err)
-	}
-	stacks.add(rows.Stacks)
-	p := stacks.profile(&rows.Tables[0])
-	p.Session, p.Begin, p.Duration, p.Lost = run.Session, run.Begin, run.Duration, counters.LostTotal()
+	p := stacks.profile(&rows.Tables[0], false)
+	p.Session, p.Begin, p.Duration, p.Lost = run.Session, run.Begin, run.Duration, r.counters.LostTotal()
 	f.out.buf, err = f.encode(f.out.buf, p, nil)
 	f.out.flush()
 	if err != nil {

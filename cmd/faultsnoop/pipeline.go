@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/symbol"
@@ -38,6 +40,10 @@ type pipeline struct {
 	// take is called for each batch; done reports that nothing more is wanted.
 	take func(*fault.Batch) error
 	done func() bool
+	// due reads what was counted when it is time to show it, else it returns nil; show shows it.
+	// Both are nil if nothing is shown before the end. due is called where the source is read.
+	due  func() (*reading, error)
+	show func(*reading) error
 
 	// ended is when the end came, before the source was stopped: that takes its time.
 	ended time.Time
@@ -51,41 +57,195 @@ func (p *pipeline) run(ctx context.Context) error {
 	// At the latest when an error is returned; a batch may be taken while ctx is cancelled.
 	defer end()
 	defer context.AfterFunc(ctx, end)()
-	for stopped := false; ; {
-		if p.out.probe(); !stopped && (ctx.Err() != nil || p.done()) {
-			stopped = true
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	next := p.reader(ctx)
+	if p.stacks.runsAhead() {
+		ahead := newBacklog()
+		var reading sync.WaitGroup
+		read := next
+		reading.Go(func() {
+			for last := false; !last; {
+				d := read()
+				last = d.err != nil
+				ahead.put(&d)
+			}
+		})
+		defer reading.Wait()
+		defer ahead.abandon()
+		defer stop()
+		next = ahead.take
+	}
+	for {
+		if p.out.probe(); p.done() {
 			end()
+			stop()
+		}
+		d := next()
+		if err := p.pass(&d); err != nil {
+			return err
+		}
+		if errors.Is(d.err, io.EOF) {
+			p.out.flush()
+			return nil
+		}
+		if d.err != nil {
+			return d.err
+		}
+	}
+}
+
+// pass hands on what has come.
+func (p *pipeline) pass(d *delivery) error {
+	if p.stacks != nil {
+		ended := errors.Is(d.err, io.EOF)
+		if ended && d.batch == nil {
+			d.batch = &fault.Batch{} // those that have waited for their stacks
+		}
+		if d.batch != nil {
+			p.stacks.name(d.batch, d.stacks, ended)
+		}
+	}
+	if d.batch != nil {
+		if err := p.take(d.batch); err != nil {
+			return err
+		}
+	}
+	if d.counts != nil {
+		return p.show(d.counts)
+	}
+	return nil
+}
+
+// delivery is a batch on its way.
+type delivery struct {
+	batch  *fault.Batch // nil if there is none
+	stacks []rawStack   // its new stacks
+	counts *reading     // nil if they are not due
+	err    error        // io.EOF after the last one
+}
+
+// reader returns what reads the source, and stops it when ctx is done.
+func (p *pipeline) reader(ctx context.Context) (next func() delivery) {
+	stopped := false
+	return func() (d delivery) {
+		if !stopped && ctx.Err() != nil {
+			stopped = true
 			if err := p.src.Stop(); err != nil {
-				return fmt.Errorf("stopping: %w", err)
+				return delivery{err: fmt.Errorf("stopping: %w", err)}
 			}
 			ctx = context.WithoutCancel(ctx)
 		}
-		batch, err := p.src.Next(ctx)
-		if p.stacks != nil {
-			ended := errors.Is(err, io.EOF)
-			if ended && batch == nil {
-				batch = &fault.Batch{} // those that have waited for their stacks
-			}
-			if batch != nil {
-				if err := p.stacks.name(batch, ended); err != nil {
-					return err
-				}
-			}
-		}
-		if batch != nil {
-			if err := p.take(batch); err != nil {
-				return err
-			}
-		}
+		d.batch, d.err = p.src.Next(ctx)
 		switch {
-		case errors.Is(err, io.EOF):
-			p.out.flush()
-			return nil
-		case err != nil && ctx.Err() != nil: // woken up by the end, which comes next
-		case err != nil:
-			return fmt.Errorf("reading faults: %w", err)
+		case d.err == nil || errors.Is(d.err, io.EOF):
+		case ctx.Err() != nil: // woken up by the end, which comes next
+			d.err = nil
+		default:
+			d.err = fmt.Errorf("reading faults: %w", d.err)
 		}
+		var err error
+		if p.stacks != nil {
+			if err = p.stacks.advance(); err == nil && d.batch != nil {
+				d.stacks = p.stacks.prepare(d.batch.Stacks)
+			}
+		}
+		if err == nil && p.due != nil {
+			if d.counts, err = p.due(); d.counts != nil && p.stacks != nil && d.counts.rows != nil {
+				d.counts.stacks = p.stacks.prepare(d.counts.rows.Stacks)
+			}
+		}
+		if err != nil {
+			d.err = err
+		}
+		return d
 	}
+}
+
+// maxBacklog is how much may wait to be named, in about bytes: more than a ring holds.
+const maxBacklog = 24 << 20
+
+// backlog is what has been read and waits for its names. The reader of a source goes on for as
+// long as there is room, so that a name that takes its time loses no record.
+type backlog struct {
+	mu        sync.Mutex
+	changed   *sync.Cond
+	waiting   []*delivery
+	size      int
+	abandoned bool
+}
+
+func newBacklog() *backlog {
+	b := &backlog{}
+	b.changed = sync.NewCond(&b.mu)
+	return b
+}
+
+// put adds a copy of a delivery, when there is room.
+func (b *backlog) put(d *delivery) {
+	d.own()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.size > maxBacklog && !b.abandoned {
+		b.changed.Wait()
+	}
+	if b.abandoned || len(b.waiting) > 0 && d.empty() {
+		return
+	}
+	b.size += d.size()
+	b.waiting = append(b.waiting, d)
+	b.changed.Broadcast()
+}
+
+// take waits for the next one.
+func (b *backlog) take() delivery {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.waiting) == 0 {
+		b.changed.Wait()
+	}
+	d := b.waiting[0]
+	b.waiting[0] = nil
+	b.waiting = b.waiting[1:]
+	b.size -= d.size()
+	b.changed.Broadcast()
+	return *d
+}
+
+// abandon says that nobody takes any more.
+func (b *backlog) abandon() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.abandoned = true
+	b.changed.Broadcast()
+}
+
+// own copies what belongs to the source.
+func (d *delivery) own() {
+	if d.batch == nil {
+		return
+	}
+	d.batch = &fault.Batch{
+		Faults: slices.Clone(d.batch.Faults), Samples: d.batch.Samples, Mappings: slices.Clone(d.batch.Mappings), Lost: slices.Clone(d.batch.Lost),
+	}
+}
+
+// empty reports whether a delivery only says that the source is alive.
+func (d *delivery) empty() bool { return d.err == nil && d.counts == nil && d.size() == 0 }
+
+// size is how many bytes are kept, about.
+func (d *delivery) size() int {
+	n := 0
+	if d.batch != nil {
+		n += len(d.batch.Faults)*int(unsafe.Sizeof(fault.Fault{})) + len(d.batch.Samples)*int(unsafe.Sizeof(fault.RawSample{})) +
+			len(d.batch.Mappings)*int(unsafe.Sizeof(fault.MappingCall{})) + len(d.batch.Lost)*int(unsafe.Sizeof(fault.Loss{}))
+	}
+	const word = 8
+	for i := range d.stacks {
+		s := &d.stacks[i]
+		n += int(unsafe.Sizeof(*s)) + word*(len(s.Kernel)+cap(s.User)+cap(s.mapped))
+	}
+	return n
 }
 
 // printer writes records.

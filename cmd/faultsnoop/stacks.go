@@ -57,47 +57,83 @@ type mappings interface {
 }
 
 // stackNamer names the frames of stacks soon after the first fault that has them, while
-// the process may be there to be asked.
+// the process may be there to be asked. Where prepare runs ahead, it runs beside all else.
 type stackNamer struct {
 	maps     mappings
 	timeline *perfevent.Timeline // nil if the source follows mappings itself
 	resolver *symbol.Resolver
 	kernel   *symbol.Kernel // nil if its symbols cannot be read
 	named    stackMemory
-	process  map[uint64]fault.Comm // whose stack it is, if faults are counted by it
+	// tree has the stacks of a run that is counted, nil of others, whole what was counted in all,
+	// and recent since it was shown last, nil if only the end is. homeless are faults whose stack found no room here.
+	tree          *fault.StackTree
+	whole, recent *stackCounts
+	homeless      uint64
+	// versions are those of the names of compiled code, by process, as of this batch.
+	versions map[uint32]uint64
 	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
 	unwound map[uint64]*fault.Stack
+	process map[uint64]fault.Comm // whose stack it is, if full is counted
 	mappers aggregate.Mappers
 	full    *unwound // nil if frame pointers are followed
 }
 
-// stackMemory are stacks by their ids, of the latest generation and of the one before:
-// what came earlier is forgotten, so that a long trace does not grow.
-type stackMemory [2]struct {
-	generation uint64
-	stacks     map[uint64]*fault.Stack
+// rawStack is a stack with all that is needed to name it, whenever that will be.
+type rawStack struct {
+	fault.RawStack
+	// mapped are the mappings that User was in, nil where none is known.
+	mapped []*fault.VMA
 }
 
-func (m *stackMemory) add(id uint64, s *fault.Stack) {
+// namedStack is a stack whose frames have names.
+type namedStack struct {
+	*fault.Stack       // nil if faults are counted
+	leaf         int32 // in stackNamer.tree, if faults are counted
+	homeless     bool  // it found no room there
+	process      fault.Comm
+	// raw is kept if frames are in code that the process has made, whose names come late and
+	// change: those of version. nil of other stacks.
+	raw     *rawStack
+	version uint64
+}
+
+// stackMemory are stacks by their ids, of the latest generations: what came earlier is
+// forgotten, so that a long trace does not grow.
+type stackMemory []struct {
+	generation uint64
+	stacks     map[uint64]*namedStack
+}
+
+func (m stackMemory) add(id uint64, s *namedStack) {
 	generation := id >> fault.StackGeneration
 	in := &m[generation%uint64(len(m))]
 	if in.stacks == nil || in.generation != generation {
-		in.generation, in.stacks = generation, map[uint64]*fault.Stack{}
+		in.generation, in.stacks = generation, map[uint64]*namedStack{}
 	}
 	in.stacks[id] = s
 }
 
 // of returns nil if a stack is not known.
-func (m *stackMemory) of(id uint64) *fault.Stack {
+func (m stackMemory) of(id uint64) *namedStack {
 	return m[id>>fault.StackGeneration%uint64(len(m))].stacks[id]
 }
+
+// Of a trace stacks are known for as long as ids come. What is counted is named in little
+// memory, and its counts come a generation later, or two if it is shown just then.
+const (
+	tracedGenerations  = 2
+	countedGenerations = 4
+)
 
 // newStackNamer is to be called before the traced command runs, whose mappings are heard
 // of from then on.
 func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Logger) (*stackNamer, error) {
-	n := &stackNamer{unwound: map[uint64]*fault.Stack{}, full: full}
+	n := &stackNamer{
+		named: make(stackMemory, tracedGenerations), versions: map[uint32]uint64{}, unwound: map[uint64]*fault.Stack{}, full: full,
+	}
 	if len(open.Tables) > 0 {
-		n.process = map[uint64]fault.Comm{}
+		n.named, n.process = make(stackMemory, countedGenerations), map[uint64]fault.Comm{}
+		n.tree, n.whole = &fault.StackTree{}, newStackCounts()
 	}
 	if session, ok := src.(*perfevent.Session); ok {
 		n.maps = session
@@ -149,16 +185,82 @@ func (n *stackNamer) close() error {
 	return n.timeline.Close()
 }
 
+// runsAhead reports whether sources are read while stacks are named. Stacks of full, which come
+// and are joined meanwhile, ask for mappings when they are named.
+func (n *stackNamer) runsAhead() bool { return n != nil && n.full == nil }
+
+// advance takes note of what processes have mapped meanwhile. It is to be called for each batch
+// of a source.
+func (n *stackNamer) advance() error {
+	if n.timeline == nil {
+		return nil
+	}
+	return n.timeline.Advance()
+}
+
+// prepare adds to new stacks what was mapped then.
+func (n *stackNamer) prepare(stacks []fault.RawStack) []rawStack {
+	if len(stacks) == 0 {
+		return nil
+	}
+	prepared := make([]rawStack, len(stacks))
+	var known []*fault.VMA // of the process of the stack before
+	for i := range stacks {
+		raw := &prepared[i]
+		raw.RawStack = stacks[i]
+		if i > 0 && (raw.PID != stacks[i-1].PID || raw.Image != stacks[i-1].Image) {
+			known = nil
+		}
+		if len(raw.User) == 0 {
+			continue
+		}
+		space := n.maps.MappingsOf(raw.PID, raw.Time)
+		if space == nil {
+			continue
+		}
+		raw.mapped = make([]*fault.VMA, 0, len(raw.User))
+		for j, ip := range raw.User {
+			at, caller := ip, j > 0 || len(raw.Kernel) > 0
+			if caller {
+				at--
+			}
+			m := space.Find(at)
+			if caller && !returnsTo(m) {
+				raw.User, raw.End = raw.User[:j], fault.StackIncomplete
+				break
+			}
+			var vma *fault.VMA
+			if m != nil {
+				vma, known = shareVMA(known, m)
+			}
+			raw.mapped = append(raw.mapped, vma)
+		}
+	}
+	return prepared
+}
+
+// shareVMA returns the mapping as one of known, to which it is added if need be.
+func shareVMA(known []*fault.VMA, m *process.Mapping) (*fault.VMA, []*fault.VMA) {
+	for _, v := range known {
+		if v.Start == m.Start && v.End == m.End && v.PgOff == m.PgOff && v.Inode == m.Inode && v.Dev == m.Dev && v.Flags == m.Flags && v.Label == m.Label {
+			return v, known
+		}
+	}
+	const most = 16
+	if len(known) >= most {
+		known = nil
+	}
+	vma := m.VMA()
+	return vma, append(known, vma)
+}
+
 // name takes up the new stacks of a batch and gives its faults theirs. end says that it is the
 // last one. Unwound stacks come later than faults, which wait for them: the batch then has
 // the faults of earlier ones.
-func (n *stackNamer) name(batch *fault.Batch, end bool) error {
-	if n.timeline != nil {
-		if err := n.timeline.Advance(); err != nil {
-			return err
-		}
-	}
-	n.add(batch.Stacks)
+func (n *stackNamer) name(batch *fault.Batch, stacks []rawStack, end bool) {
+	n.begin()
+	n.add(stacks)
+	n.count(batch.Samples)
 	if n.full != nil {
 		n.full.join(batch, end)
 	}
@@ -171,7 +273,7 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 		}
 		f.Mapper = n.mappers.Of(f)
 		if n.full == nil {
-			f.Stack = n.named.of(f.StackID)
+			f.Stack = n.of(f.StackID).Stack
 		} else if f.Stack != nil {
 			f.Stack = n.full.name(f, n)
 			if f.StackID != 0 {
@@ -182,56 +284,111 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 	for i := range calls {
 		n.mapping(&calls[i])
 	}
-	return nil
+}
+
+// begin begins a batch, in which nobody asks twice whether a file has changed.
+func (n *stackNamer) begin() {
+	n.resolver.Begin()
+	clear(n.versions)
 }
 
 // mapping takes up a call with its stack, which may be wanted long after its id is forgotten.
 func (n *stackNamer) mapping(c *fault.MappingCall) {
-	c.Stack = n.named.of(c.StackID)
+	c.Stack = n.of(c.StackID).Stack
 	n.mappers.Add(c)
 }
 
 // add names stacks, in the order of their times.
-func (n *stackNamer) add(stacks []fault.RawStack) {
+func (n *stackNamer) add(stacks []rawStack) {
 	for i := range stacks {
-		n.named.add(stacks[i].ID, n.stack(&stacks[i]))
-		if n.process != nil {
-			n.process[stacks[i].ID] = stacks[i].Process
+		raw := &stacks[i]
+		s := &namedStack{process: raw.Process}
+		if slices.ContainsFunc(raw.mapped, func(v *fault.VMA) bool { return v != nil && symbol.Compiled(v) }) {
+			kept := *raw
+			s.raw, s.version = &kept, n.version(raw)
+		}
+		n.rename(s, raw)
+		n.named.add(raw.ID, s)
+	}
+}
+
+// of is the stack of an id with the names that are known by now, an empty one if it is not known.
+func (n *stackNamer) of(id uint64) *namedStack {
+	s := n.named.of(id)
+	if s == nil {
+		return &namedStack{}
+	}
+	if s.raw != nil {
+		if version := n.version(s.raw); version != s.version {
+			s.version = version
+			n.rename(s, s.raw)
+		}
+	}
+	return s
+}
+
+func (n *stackNamer) version(raw *rawStack) uint64 {
+	v, ok := n.versions[raw.PID]
+	if !ok {
+		v = n.resolver.NamesVersion(raw.PID, raw.Image)
+		n.versions[raw.PID] = v
+	}
+	return v
+}
+
+func (n *stackNamer) rename(s *namedStack, raw *rawStack) {
+	stack := n.stack(raw)
+	if n.tree == nil {
+		s.Stack = stack
+		return
+	}
+	s.leaf, s.homeless = 0, len(n.tree.Nodes) >= maxNodes
+	if !s.homeless {
+		s.leaf = n.tree.Add(stack)
+	}
+}
+
+// count takes up what the source has counted by stack.
+func (n *stackNamer) count(samples []fault.RawSample) {
+	for i := range samples {
+		sample := &samples[i]
+		s := n.of(sample.StackID)
+		if n.recent != nil {
+			n.recent.add(sample, s.leaf, s.process)
+		}
+		if room := n.whole.add(sample, s.leaf, s.process); s.homeless || !room && s.leaf != 0 {
+			n.homeless += sample.Faults
 		}
 	}
 }
 
-func (n *stackNamer) stack(raw *fault.RawStack) *fault.Stack {
+func (n *stackNamer) stack(raw *rawStack) *fault.Stack {
 	s := &fault.Stack{End: raw.End}
 	for i, ip := range raw.Kernel {
 		s.Frames = append(s.Frames, n.inKernel(ip, i > 0))
 	}
 	s.Frames = outsideHandler(s.Frames)
-	if len(raw.User) == 0 {
-		return s
-	}
-	space := n.maps.MappingsOf(raw.PID, raw.Time)
 	for i, ip := range raw.User {
 		in := symbol.Instruction{
 			Addr: ip, Caller: i > 0 || len(raw.Kernel) > 0, PID: raw.PID, Image: raw.Image, Time: raw.Time,
 		}
-		if in.Caller && !returnsTo(space, ip) {
-			s.End = fault.StackIncomplete
-			break
+		if raw.mapped != nil {
+			in.VMA = raw.mapped[i]
 		}
-		s.Frames = append(s.Frames, n.inProcess(&in, space)...)
+		if in.VMA == nil {
+			s.Frames = append(s.Frames, fault.Frame{Addr: ip})
+			continue
+		}
+		frames, _ := n.resolver.Frames(&in)
+		s.Frames = append(s.Frames, frames...)
 	}
 	return s
 }
 
-// returnsTo reports whether an address may be one to return to. What code without frame
+// returnsTo reports whether an address in a mapping, nil if it is in none, may be one to return to. What code without frame
 // pointers leaves where they should be leads to numbers that are no addresses of code, and
 // a thread that is about to become another program has its old registers still.
-func returnsTo(space *process.Space, ip uint64) bool {
-	if space == nil {
-		return true
-	}
-	m := space.Find(ip - 1)
+func returnsTo(m *process.Mapping) bool {
 	return m != nil && m.Flags&fault.PermFlags("--x-") != 0
 }
 
@@ -248,24 +405,6 @@ func (n *stackNamer) inKernel(ip uint64, caller bool) fault.Frame {
 	return f
 }
 
-func (n *stackNamer) inProcess(in *symbol.Instruction, space *process.Space) []fault.Frame {
-	unknown := []fault.Frame{{Addr: in.Addr}}
-	if space == nil {
-		return unknown
-	}
-	at := in.Addr
-	if in.Caller {
-		at--
-	}
-	m := space.Find(at)
-	if m == nil {
-		return unknown
-	}
-	in.VMA = m.VMA()
-	frames, _ := n.resolver.Frames(in)
-	return frames
-}
-
 // handlerEnds are the functions by which the kernel has entered the handling of a fault on
 // x86-64, on arm64, and where another process's memory is touched.
 var handlerEnds = []string{"asm_exc_page_fault", "el1h_64_sync", "handle_mm_fault"}
@@ -280,31 +419,35 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 	return frames
 }
 
-// profile is a table by stack or by sample with the stacks' names. What had no row, and
-// stacks that nobody has heard of, are faults without a stack.
-func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
-	none := &fault.Stack{End: fault.StackNone}
-	named := n.named.of
-	if n.full != nil {
-		named = func(id uint64) *fault.Stack { return n.unwound[id] }
-	}
+// profile is a table by stack or by sample with the stacks' names, and what was counted by stacks
+// in the whole run or, if recently, since the last such call. What had no row, and stacks
+// that nobody has heard of, are faults without a stack.
+func (n *stackNamer) profile(t *fault.Table, recently bool) *fault.Profile {
 	p := &fault.Profile{}
+	if recently && n.recent != nil {
+		n.recent.appendTo(p)
+		n.recent = newStackCounts()
+	} else {
+		n.whole.appendTo(p)
+	}
 	add := func(s fault.StackSample, c *fault.Cost) {
 		s.Faults, s.Time, s.Bytes = c.Faults(), c.Time, c.Bytes
 		p.Faults += s.Faults
 		p.Samples = append(p.Samples, s)
 	}
 	for key, cost := range t.Rows {
-		s := fault.StackSample{
-			Stack: named(key.Value), Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
-		}
-		if s.Stack == nil {
-			s.Stack = none
+		s := fault.StackSample{TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major}
+		if n.full != nil {
+			s.Stack, s.Process = n.tree.Add(n.unwound[key.Value]), n.process[key.Value]
+		} else {
+			named := n.of(key.Value)
+			s.Stack, s.Process = named.leaf, named.process
 		}
 		add(s, &cost)
 	}
 	if t.Other.Faults() > 0 {
-		add(fault.StackSample{Stack: none}, &t.Other)
+		add(fault.StackSample{}, &t.Other)
 	}
+	p.Stacks = *n.tree
 	return p
 }

@@ -9,13 +9,13 @@ import (
 // TestStackMemory: stacks are known until those of the generation after the next come, also
 // where the number of generations begins anew.
 func TestStackMemory(t *testing.T) {
-	var m stackMemory
+	m := make(stackMemory, tracedGenerations)
 	var last uint64
-	stacks := map[uint64]*fault.Stack{}
+	stacks := map[uint64]*namedStack{}
 	for _, generation := range []uint64{0, 1, 2, 3, 0xfffe, 0xffff, 0, 1} {
 		for i := range uint64(100) {
 			id := generation<<fault.StackGeneration | (i + 1)
-			stacks[id] = &fault.Stack{}
+			stacks[id] = &namedStack{}
 			m.add(id, stacks[id])
 		}
 		for id, s := range stacks {

@@ -160,6 +160,9 @@ type counts struct {
 	source
 	live    *kernel.Live
 	counter *aggregate.Counter
+	// interval is that of due, 0 if nothing is due, and last when something was.
+	interval time.Duration
+	last     time.Time
 }
 
 func newCounts(src source, o *sourceOptions) *counts {
@@ -181,12 +184,61 @@ func (c *counts) take(batch *fault.Batch) error {
 	return nil
 }
 
-// rows are what was counted so far.
-func (c *counts) rows() (*fault.Rows, error) {
+// reading is what was counted up to a moment.
+type reading struct {
+	rows     *fault.Rows // nil if they are counted here
+	stacks   []rawStack  // those of rows
+	counters fault.Counters
+	at       time.Time
+}
+
+// read reads what the source has counted so far.
+func (c *counts) read() (*reading, error) {
+	r := &reading{at: time.Now()}
+	var err error
 	if c.live != nil {
-		return c.live.Rows()
+		if r.rows, err = c.live.Rows(); err != nil {
+			return nil, err
+		}
 	}
-	return c.counter.Rows(), nil
+	if r.counters, err = c.Counters(); err != nil {
+		return nil, fmt.Errorf("reading the counters: %w", err)
+	}
+	return r, nil
+}
+
+// due reads the counts once in an interval.
+func (c *counts) due() (*reading, error) {
+	if c.interval == 0 || time.Since(c.last) < c.interval {
+		return nil, nil
+	}
+	c.last = time.Now()
+	return c.read()
+}
+
+// rows are what was counted when r was read. Its stacks get their names.
+func (c *counts) rows(r *reading, n *stackNamer) *fault.Rows {
+	if r.rows == nil {
+		return c.counter.Rows()
+	}
+	if n != nil {
+		n.add(r.stacks)
+		n.count(r.rows.Samples)
+	}
+	return r.rows
+}
+
+// final are the rows of the whole run, after the pipeline has ended.
+func (c *counts) final(n *stackNamer) (*fault.Rows, *reading, error) {
+	r, err := c.read()
+	if err != nil {
+		return nil, nil, err
+	}
+	if n != nil && r.rows != nil {
+		n.begin()
+		r.stacks = n.prepare(r.rows.Stacks)
+	}
+	return c.rows(r, n), r, nil
 }
 
 // follow lets the command run and shows what was counted, at intervals and in the end.
@@ -196,6 +248,9 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 		return err
 	}
 	defer func() { s.closing(stacks.close()) }()
+	if stacks != nil && s.interval > 0 {
+		stacks.recent = newStackCounts()
+	}
 	m := meter{statter: s, stacks: stacks, users: map[uint32]string{}}
 	s.begin(src.Session())
 	if err := s.release(child, end); err != nil {
@@ -205,24 +260,30 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	defer cancel()
 	m.src, m.begin = newCounts(src, &s.open), time.Now()
 	m.last = m.begin
-	p := pipeline{src: src, out: s.out, stacks: stacks, take: m.tick, done: func() bool { return s.out.err != nil }}
+	m.src.interval, m.src.last = s.interval, m.begin
+	p := pipeline{
+		src: src, out: s.out, stacks: stacks, take: m.src.take, due: m.src.due, show: m.tick, done: func() bool { return s.out.err != nil },
+	}
 	err = s.runReporting(ctx, &p)
 	// Also when something has failed, what was counted before is shown.
 	whole, ended := view.Run, p.ended
 	if ended.Before(m.last) { // while an interval was shown
 		ended = m.last
 	}
-	if s.interval > 0 { // what is left of the last one
-		err = errors.Join(err, m.show(&m.before, m.last, ended, view.Interval))
-		whole = view.Intervals
+	rows, last, ferr := m.src.final(stacks)
+	if err = errors.Join(err, ferr); ferr == nil {
+		if s.interval > 0 { // what is left of the last one
+			err = errors.Join(err, m.show(rows, last, &m.before, m.last, ended, view.Interval))
+			whole = view.Intervals
+		}
+		err = errors.Join(err, m.show(rows, last, &aggregate.Snapshot{}, m.begin, ended, whole))
 	}
-	err = errors.Join(err, m.show(&aggregate.Snapshot{}, m.begin, ended, whole))
 	s.out.close()
 	if err := errors.Join(err, s.out.failure()); err != nil {
 		return s.abandon(err, child)
 	}
 	s.tellUnseen(src.Session())
-	s.tellStackless(src)
+	s.tellStackless(src, stacks)
 	return s.result(child)
 }
 
@@ -258,31 +319,14 @@ func (m *meter) user(uid uint32) string {
 	return name
 }
 
-// tick is called for each batch, several times a second.
-func (m *meter) tick(batch *fault.Batch) error {
-	if err := m.src.take(batch); err != nil {
-		return err
-	}
-	if m.interval == 0 || time.Since(m.last) < m.interval {
-		return nil
-	}
-	return m.show(&m.before, m.last, time.Now(), view.Interval)
+// tick shows an interval.
+func (m *meter) tick(r *reading) error {
+	return m.show(m.src.rows(r, m.stacks), r, &m.before, m.last, r.at, view.Interval)
 }
 
 // show writes what was counted from begin, when it was since, to end.
-func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.Part) error {
-	rows, err := m.src.rows()
-	if err != nil {
-		return err
-	}
-	counters, err := m.src.Counters()
-	if err != nil {
-		return fmt.Errorf("reading the counters: %w", err)
-	}
-	if m.stacks != nil {
-		m.stacks.add(rows.Stacks)
-	}
-	now := aggregate.Snapshot{Rows: rows, Counters: counters}
+func (m *meter) show(rows *fault.Rows, r *reading, since *aggregate.Snapshot, begin, end time.Time, part view.Part) error {
+	now := aggregate.Snapshot{Rows: rows, Counters: r.counters}
 	diff := now.Since(since)
 	m.last = end
 	cgroups := sync.OnceValue(process.CgroupNames)
@@ -292,6 +336,7 @@ func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.
 	}
 	m.before = now.Copy()
 	m.divideByCode(&st)
+	var err error
 	switch {
 	case m.json:
 		m.out.buf, err = st.AppendJSON(m.out.buf)
@@ -317,7 +362,7 @@ func (m *meter) divideByCode(st *view.Stat) {
 		return
 	}
 	last := len(st.Rows.Tables) - 1
-	p := m.stacks.profile(&st.Rows.Tables[last])
+	p := m.stacks.profile(&st.Rows.Tables[last], st.Part == view.Interval)
 	st.Rows.Tables = st.Rows.Tables[:last]
 	for _, by := range m.stackBy {
 		st.Stacks = append(st.Stacks, aggregate.TableOf(p, by, m.skip))

@@ -245,7 +245,7 @@ func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
 	if !t.out.readerGone() {
 		fmt.Fprintln(t.stderr, sum.Line())
 		t.tellUnseen(src.Session())
-		t.tellStackless(src)
+		t.tellStackless(src, nil)
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
@@ -265,10 +265,20 @@ func (t *tracer) tellUnseen(s *fault.Session) {
 	}
 }
 
-// tellStackless says how many faults have no stack as there were too many different ones.
-func (t *tracer) tellStackless(src source) {
-	if c, err := src.Counters(); err == nil && c.Stackless > 0 {
-		t.log.Warn(fmt.Sprintf("%d faults have no stack: there was no room for so many different ones", c.Stackless))
+// tellStackless says how many faults have no stack, and for want of what.
+func (t *tracer) tellStackless(src source, stacks *stackNamer) {
+	c, err := src.Counters()
+	if err != nil {
+		return
+	}
+	if stacks != nil {
+		c.Stackless += stacks.homeless
+	}
+	if c.Stackless > 0 {
+		t.log.Warn(fmt.Sprintf("%d faults have no stack: there was no room for so many different ones at a time", c.Stackless))
+	}
+	if c.StacksLost > 0 {
+		t.log.Warn(fmt.Sprintf("%d faults have no stack: the ring buffer was full; --buffer makes it larger", c.StacksLost))
 	}
 }
 

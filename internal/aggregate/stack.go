@@ -49,7 +49,7 @@ func StackTotal(p *fault.Profile) StackCost {
 func Stacked(p *fault.Profile) uint64 {
 	var n uint64
 	for i := range p.Samples {
-		if HasStack(p.Samples[i].Stack) {
+		if p.Samples[i].Stack != 0 {
 			n += p.Samples[i].Faults
 		}
 	}
@@ -82,63 +82,73 @@ type StackTree struct {
 	// Frames are all different.
 	Frames []fault.Frame
 	// Nodes begin with the root, which has no frame. A parent comes before its children.
-	Nodes []StackNode
+	Nodes []fault.StackNode
 
 	normal   func(*fault.Frame) fault.Frame
 	frames   map[fault.Frame]int32
-	children map[StackNode]int32
-	leaves   map[*fault.Stack]int32
-}
-
-// StackNode is a frame below another.
-type StackNode struct {
-	// Parent is the index of a node, Frame that of a frame; both -1 at the root.
-	Parent, Frame int32
+	children map[fault.StackNode]int32
 }
 
 // NewStackTree returns an empty tree. Frames that normal makes equal are one; nil keeps
 // them as they are.
 func NewStackTree(normal func(*fault.Frame) fault.Frame) *StackTree {
 	return &StackTree{
-		Nodes: []StackNode{{-1, -1}}, normal: normal,
-		frames: map[fault.Frame]int32{}, children: map[StackNode]int32{}, leaves: map[*fault.Stack]int32{},
+		Nodes: []fault.StackNode{{Parent: -1, Frame: -1}}, normal: normal,
+		frames: map[fault.Frame]int32{}, children: map[fault.StackNode]int32{},
 	}
 }
 
-// Add returns the node of the innermost frame of a stack. Below the root, a stack that is
-// not whole has a frame that is called what [EndName] says, and none has one that is called
-// [NoStack].
-func (t *StackTree) Add(s *fault.Stack) int32 {
-	if leaf, ok := t.leaves[s]; ok {
-		return leaf
-	}
-	var leaf int32
-	if !HasStack(s) {
-		leaf = t.child(leaf, fault.Frame{Func: NoStack})
-	} else {
-		if end := EndName(s.End); end != "" {
-			leaf = t.child(leaf, fault.Frame{Func: end})
+// Merge returns a function that adds stacks of another tree and returns the node of their
+// innermost frame. Below the root, a stack that is not whole has a frame that is called what
+// [EndName] says, and none has one that is called [NoStack].
+func (t *StackTree) Merge(from *fault.StackTree) (add func(at int32) int32) {
+	frames := make([]int32, len(from.Frames)) // ours plus one
+	nodes := make([]int32, len(from.Nodes))
+	var path []int32
+	return func(at int32) int32 {
+		if at == 0 {
+			return t.child(0, t.frame(&fault.Frame{Func: NoStack}))
 		}
-		for i := len(s.Frames) - 1; i >= 0; i-- {
-			f := s.Frames[i]
-			if t.normal != nil {
-				f = t.normal(&s.Frames[i])
+		path = path[:0]
+		for ; at > 0 && nodes[at] == 0; at = from.Nodes[at].Parent {
+			path = append(path, at)
+		}
+		to := nodes[at]
+		for _, at := range slices.Backward(path) {
+			i := from.Nodes[at].Frame
+			if i < 0 {
+				if end := EndName(fault.StackEnd(-i)); end != "" {
+					to = t.child(to, t.frame(&fault.Frame{Func: end}))
+				}
+				continue
 			}
-			leaf = t.child(leaf, f)
+			if frames[i] == 0 {
+				f := &from.Frames[i]
+				if t.normal != nil {
+					normal := t.normal(f)
+					f = &normal
+				}
+				frames[i] = t.frame(f) + 1
+			}
+			to = t.child(to, frames[i]-1)
+			nodes[at] = to
 		}
+		return to
 	}
-	t.leaves[s] = leaf
-	return leaf
 }
 
-func (t *StackTree) child(parent int32, f fault.Frame) int32 {
-	id, ok := t.frames[f]
+func (t *StackTree) frame(f *fault.Frame) int32 {
+	id, ok := t.frames[*f]
 	if !ok {
 		id = int32(len(t.Frames))
-		t.Frames = append(t.Frames, f)
-		t.frames[f] = id
+		t.Frames = append(t.Frames, *f)
+		t.frames[*f] = id
 	}
-	node := StackNode{parent, id}
+	return id
+}
+
+func (t *StackTree) child(parent, frame int32) int32 {
+	node := fault.StackNode{Parent: parent, Frame: frame}
 	at, ok := t.children[node]
 	if !ok {
 		at = int32(len(t.Nodes))
@@ -159,10 +169,10 @@ func Place(f *fault.Frame) fault.Frame {
 	return p
 }
 
-// MergeSamples adds up samples that are alike: equal stacks, and what else they say. forget
+// MergeSamples adds up samples of a profile that are alike: equal stacks, and what else they say. forget
 // clears, in a copy of each sample, what shall not tell them apart; nil clears nothing.
 // The order is that in which they were met.
-func MergeSamples(samples []fault.StackSample, forget func(*fault.StackSample)) []fault.StackSample {
+func MergeSamples(p *fault.Profile, forget func(*fault.StackSample)) []fault.StackSample {
 	type key struct {
 		leaf          int32
 		pid, tid      uint32
@@ -175,14 +185,15 @@ func MergeSamples(samples []fault.StackSample, forget func(*fault.StackSample)) 
 		same.Addr = 0 // equal code, wherever it is mapped
 		return same
 	})
+	add := tree.Merge(&p.Stacks)
 	at := map[key]int{}
 	var merged []fault.StackSample
-	for i := range samples {
-		s := samples[i]
+	for i := range p.Samples {
+		s := p.Samples[i]
 		if forget != nil {
 			forget(&s)
 		}
-		k := key{tree.Add(s.Stack), s.PID, s.TID, s.Comm, s.Process, s.Kind, s.Major}
+		k := key{add(s.Stack), s.PID, s.TID, s.Comm, s.Process, s.Kind, s.Major}
 		if j, ok := at[k]; ok {
 			m := &merged[j]
 			m.Faults += s.Faults
@@ -227,8 +238,8 @@ type StackRow struct {
 	// function, file and module, or a module. It is zero in a table by stack, and for faults
 	// without a stack, which Frame.Func == [NoStack] tells.
 	Frame fault.Frame
-	// Stack is that of a table by stack.
-	Stack *fault.Stack
+	// Stack is that of a table by stack, a node of [StackTable.Stacks]; else 0.
+	Stack int32
 	StackCost
 }
 
@@ -238,7 +249,9 @@ type StackTable struct {
 	// SkipRuntime says that frames of a runtime were passed over; see [Runtime].
 	SkipRuntime bool
 	Rows        []StackRow
-	Total       StackCost
+	// Stacks are those of the profile.
+	Stacks *fault.StackTree
+	Total  StackCost
 }
 
 // Stacked is the cost of the faults that have a stack.
@@ -256,37 +269,41 @@ func (t *StackTable) Stacked() StackCost {
 // innermost that is not of a runtime; a stack that has no such frame counts with its innermost.
 // The most expensive rows come first, and faults without a stack last.
 func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
-	t := &StackTable{By: by, SkipRuntime: skipRuntime && by != ByStack}
+	t := &StackTable{By: by, SkipRuntime: skipRuntime && by != ByStack, Stacks: &p.Stacks}
 	type key struct {
 		frame fault.Frame
 		leaf  int32
 	}
 	at := map[key]int{}
-	keys := map[*fault.Stack]key{}
-	tree := NewStackTree(Place)
+	rows := map[int32]int{} // by node
+	add := NewStackTree(Place).Merge(&p.Stacks)
+	runtimes := make([]bool, len(p.Stacks.Frames))
+	for i := range runtimes {
+		runtimes[i] = skipRuntime && Runtime(&p.Stacks.Frames[i])
+	}
 	for i := range p.Samples {
 		s := &p.Samples[i]
-		k, ok := keys[s.Stack]
+		j, ok := rows[s.Stack]
 		if !ok {
+			var k key
 			switch {
-			case !HasStack(s.Stack):
+			case s.Stack == 0:
 				k.frame.Func = NoStack
 			case by == ByStack:
-				k.leaf = tree.Add(s.Stack)
+				k.leaf = add(s.Stack)
 			default:
-				k.frame = rowFrame(by, self(s.Stack, skipRuntime))
+				k.frame = rowFrame(by, self(&p.Stacks, s.Stack, runtimes))
 			}
-			keys[s.Stack] = k
-		}
-		j, ok := at[k]
-		if !ok {
-			j = len(t.Rows)
-			at[k] = j
-			row := StackRow{Frame: k.frame}
-			if k.leaf != 0 {
-				row.Stack = s.Stack
+			if j, ok = at[k]; !ok {
+				j = len(t.Rows)
+				at[k] = j
+				row := StackRow{Frame: k.frame}
+				if k.leaf != 0 {
+					row.Stack = s.Stack
+				}
+				t.Rows = append(t.Rows, row)
 			}
-			t.Rows = append(t.Rows, row)
+			rows[s.Stack] = j
 		}
 		cost := CostOfSample(s)
 		t.Rows[j].Add(cost)
@@ -296,21 +313,19 @@ func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
 		if none := b.Frame.Func == NoStack; none != (a.Frame.Func == NoStack) {
 			return map[bool]int{false: 1, true: -1}[none]
 		}
-		return cmp.Or(-cmp.Compare(a.Time, b.Time), -cmp.Compare(a.Faults, b.Faults), compareRows(&a, &b))
+		return cmp.Or(-cmp.Compare(a.Time, b.Time), -cmp.Compare(a.Faults, b.Faults), t.compareRows(&a, &b))
 	})
 	return t
 }
 
-// self is the frame that a stack's faults are counted for.
-func self(s *fault.Stack, skipRuntime bool) *fault.Frame {
-	if skipRuntime {
-		for i := range s.Frames {
-			if !Runtime(&s.Frames[i]) {
-				return &s.Frames[i]
-			}
+// self is the frame that a stack's faults are counted for: the innermost that is not passed over.
+func self(t *fault.StackTree, leaf int32, passed []bool) *fault.Frame {
+	for at := leaf; at > 0; at = t.Nodes[at].Parent {
+		if f := t.Nodes[at].Frame; f >= 0 && !passed[f] {
+			return &t.Frames[f]
 		}
 	}
-	return &s.Frames[0]
+	return &t.Frames[t.Nodes[leaf].Frame]
 }
 
 // rowFrame leaves of a frame what a row is of.
@@ -327,13 +342,26 @@ func rowFrame(by StackBy, f *fault.Frame) fault.Frame {
 }
 
 // compareRows orders rows whose cost is the same, in one way every time.
-func compareRows(a, b *StackRow) int {
-	if order := compareFrames(&a.Frame, &b.Frame); order != 0 || a.Stack == nil || b.Stack == nil {
+func (t *StackTable) compareRows(a, b *StackRow) int {
+	if order := compareFrames(&a.Frame, &b.Frame); order != 0 {
 		return order
 	}
-	return cmp.Or(slices.CompareFunc(a.Stack.Frames, b.Stack.Frames, func(x, y fault.Frame) int {
-		return compareFrames(&x, &y)
-	}), cmp.Compare(a.Stack.End, b.Stack.End))
+	x, y := a.Stack, b.Stack
+	for x != y && x > 0 && y > 0 {
+		m, n := t.Stacks.Nodes[x], t.Stacks.Nodes[y]
+		switch {
+		case m.Frame < 0 || n.Frame < 0:
+			if order := cmp.Compare(m.Frame, n.Frame); order != 0 {
+				return order
+			}
+		case m.Frame != n.Frame:
+			if order := compareFrames(&t.Stacks.Frames[m.Frame], &t.Stacks.Frames[n.Frame]); order != 0 {
+				return order
+			}
+		}
+		x, y = m.Parent, n.Parent
+	}
+	return cmp.Compare(x, y)
 }
 
 func compareFrames(a, b *fault.Frame) int {
@@ -364,24 +392,29 @@ func Changes(before, after *StackTable) []StackChange {
 	tree := NewStackTree(Place)
 	at := map[key]int{}
 	var changes []StackChange
-	find := func(r *StackRow) *StackChange {
+	find := func(t *StackTable, add func(int32) int32, r *StackRow) *StackChange {
 		k := key{frame: r.Frame}
-		if r.Stack != nil {
-			k.leaf = tree.Add(r.Stack)
+		if r.Stack != 0 {
+			k.leaf = add(r.Stack)
 		}
 		i, ok := at[k]
 		if !ok {
 			i = len(changes)
 			at[k] = i
-			changes = append(changes, StackChange{Frame: r.Frame, Stack: r.Stack})
+			changes = append(changes, StackChange{Frame: r.Frame})
+			if r.Stack != 0 {
+				changes[i].Stack = t.Stacks.Stack(r.Stack)
+			}
 		}
 		return &changes[i]
 	}
+	add := tree.Merge(before.Stacks)
 	for i := range before.Rows {
-		find(&before.Rows[i]).Before.Add(before.Rows[i].StackCost)
+		find(before, add, &before.Rows[i]).Before.Add(before.Rows[i].StackCost)
 	}
+	add = tree.Merge(after.Stacks)
 	for i := range after.Rows {
-		find(&after.Rows[i]).After.Add(after.Rows[i].StackCost)
+		find(after, add, &after.Rows[i]).After.Add(after.Rows[i].StackCost)
 	}
 	share := func(part, whole uint64) float64 { return float64(part) / float64(max(whole, 1)) }
 	a, b := &before.Total, &after.Total

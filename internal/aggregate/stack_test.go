@@ -25,11 +25,11 @@ func randomProfile(r *rand.Rand, samples int) *fault.Profile {
 			})
 		}
 		s := fault.StackSample{
-			Stack: &fault.Stack{Frames: frames, End: fault.StackEnd(r.IntN(5))}, TID: r.Uint32N(2), Kind: fault.Kind(r.IntN(3)), Major: r.IntN(2) == 0,
+			Stack: p.Stacks.Add(&fault.Stack{Frames: frames, End: fault.StackEnd(r.IntN(5))}), TID: r.Uint32N(2), Kind: fault.Kind(r.IntN(3)), Major: r.IntN(2) == 0,
 			Faults: r.Uint64N(100), Time: time.Duration(r.IntN(1000)), Bytes: r.Uint64N(1 << 20),
 		}
 		if r.IntN(10) == 0 {
-			s.Stack = nil
+			s.Stack = 0
 		}
 		p.Samples = append(p.Samples, s)
 		p.Faults += s.Faults
@@ -48,7 +48,7 @@ func TestStackSums(t *testing.T) {
 		}
 		var none uint64
 		for i := range p.Samples {
-			if !HasStack(p.Samples[i].Stack) {
+			if p.Samples[i].Stack == 0 {
 				none += p.Samples[i].Faults
 			}
 		}
@@ -72,7 +72,7 @@ func TestStackSums(t *testing.T) {
 			}
 		}
 		for _, forget := range []func(*fault.StackSample){nil, func(s *fault.StackSample) { s.TID, s.Kind, s.Major = 0, 0, false }} {
-			merged := fault.Profile{Samples: MergeSamples(p.Samples, forget)}
+			merged := fault.Profile{Stacks: p.Stacks, Samples: MergeSamples(p, forget)}
 			got := StackTotal(&merged)
 			if forget != nil {
 				got.Major = want.Major // forgotten
@@ -80,7 +80,7 @@ func TestStackSums(t *testing.T) {
 			if got != want {
 				t.Errorf("merged %+v, want %+v", got, want)
 			}
-			if again := MergeSamples(merged.Samples, forget); len(again) != len(merged.Samples) {
+			if again := MergeSamples(&merged, forget); len(again) != len(merged.Samples) {
 				t.Errorf("%d samples, merged again %d", len(merged.Samples), len(again))
 			}
 		}
@@ -93,20 +93,21 @@ func TestMergeSamples(t *testing.T) {
 	}
 	cut := stack(5)
 	cut.End = fault.StackTruncated
-	one := fault.StackSample{Stack: stack(5), PID: 1, Kind: fault.Anon, Faults: 2, Time: 3, Bytes: 4}
+	p := &fault.Profile{}
+	one := fault.StackSample{Stack: p.Stacks.Add(stack(5)), PID: 1, Kind: fault.Anon, Faults: 2, Time: 3, Bytes: 4}
 	other := one
-	other.PID, other.Stack = 2, stack(500) // the same code in another process
+	other.PID, other.Stack = 2, p.Stacks.Add(stack(500)) // the same code in another process
 	short := one
-	short.Stack = cut
-	samples := []fault.StackSample{one, other, short}
-	if got := MergeSamples(samples, nil); len(got) != 3 {
+	short.Stack = p.Stacks.Add(cut)
+	p.Samples = []fault.StackSample{one, other, short}
+	if got := MergeSamples(p, nil); len(got) != 3 {
 		t.Errorf("%d samples, want 3: processes and ends differ", len(got))
 	}
-	got := MergeSamples(samples, func(s *fault.StackSample) { s.PID = 0 })
-	if len(got) != 2 || got[0].Faults != 4 || got[0].Time != 6 || got[0].Bytes != 8 || got[1].Stack.End != fault.StackTruncated {
+	got := MergeSamples(p, func(s *fault.StackSample) { s.PID = 0 })
+	if len(got) != 2 || got[0].Faults != 4 || got[0].Time != 6 || got[0].Bytes != 8 || p.Stacks.Stack(got[1].Stack).End != fault.StackTruncated {
 		t.Errorf("%+v", got)
 	}
-	if samples[0].PID != 1 || samples[0].Faults != 2 {
+	if p.Samples[0].PID != 1 || p.Samples[0].Faults != 2 {
 		t.Error("the samples were changed")
 	}
 }
@@ -117,12 +118,13 @@ func TestTableOf(t *testing.T) {
 	line := func(n uint32) fault.Frame {
 		return fault.Frame{Func: "make_block", File: "alloc.py", Line: n, Lang: fault.LangPython}
 	}
-	p := &fault.Profile{Samples: []fault.StackSample{
-		{Stack: &fault.Stack{Frames: []fault.Frame{memset, eval, line(8), line(31)}}, Faults: 10, Time: 100, Major: true},
-		{Stack: &fault.Stack{Frames: []fault.Frame{memset, eval, line(9), line(31)}}, Faults: 20, Time: 50},
-		{Stack: &fault.Stack{Frames: []fault.Frame{memset, eval}}, Faults: 1, Time: 1},
-		{Stack: nil, Faults: 5, Time: 500},
-	}}
+	p := &fault.Profile{}
+	p.Samples = []fault.StackSample{
+		{Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{memset, eval, line(8), line(31)}}), Faults: 10, Time: 100, Major: true},
+		{Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{memset, eval, line(9), line(31)}}), Faults: 20, Time: 50},
+		{Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{memset, eval}}), Faults: 1, Time: 1},
+		{Faults: 5, Time: 500},
+	}
 	names := func(by StackBy, skip bool) (names []string) {
 		for _, r := range TableOf(p, by, skip).Rows {
 			name := r.Frame.Func
@@ -170,17 +172,20 @@ func TestTableOf(t *testing.T) {
 
 func TestStackTree(t *testing.T) {
 	a, b, c := native("a", "/x"), native("b", "/x"), native("c", "/x")
+	var stacks fault.StackTree
+	whole, outer := stacks.Add(&fault.Stack{Frames: []fault.Frame{c, b, a}}), stacks.Add(&fault.Stack{Frames: []fault.Frame{b, a}})
+	short := stacks.Add(&fault.Stack{Frames: []fault.Frame{b}, End: fault.StackUnreadable})
 	tree := NewStackTree(Place)
-	first := tree.Add(&fault.Stack{Frames: []fault.Frame{c, b, a}})
-	second := tree.Add(&fault.Stack{Frames: []fault.Frame{b, a}})
+	add := tree.Merge(&stacks)
+	first, second := add(whole), add(outer)
 	if tree.Nodes[first].Parent != second {
 		t.Errorf("nodes %+v: %d is not below %d", tree.Nodes, first, second)
 	}
-	cut := tree.Add(&fault.Stack{Frames: []fault.Frame{b}, End: fault.StackUnreadable})
+	cut := add(short)
 	if parent := tree.Nodes[cut].Parent; tree.Frames[tree.Nodes[parent].Frame].Func != "(memory not resident)" || tree.Nodes[parent].Parent != 0 {
 		t.Errorf("nodes %+v", tree.Nodes)
 	}
-	if none := tree.Add(nil); tree.Frames[tree.Nodes[none].Frame].Func != NoStack || tree.Nodes[none].Parent != 0 {
+	if none := add(0); tree.Frames[tree.Nodes[none].Frame].Func != NoStack || tree.Nodes[none].Parent != 0 {
 		t.Errorf("nodes %+v", tree.Nodes)
 	}
 	for i, n := range tree.Nodes[1:] {
@@ -238,7 +243,7 @@ func TestChanges(t *testing.T) {
 		p := &fault.Profile{}
 		for name, n := range map[string]uint64{"a": a, "b": b, "c": c} {
 			if n > 0 {
-				p.Samples = append(p.Samples, fault.StackSample{Stack: &fault.Stack{Frames: []fault.Frame{native(name, "/x")}}, Faults: n, Time: time.Duration(n), Bytes: n})
+				p.Samples = append(p.Samples, fault.StackSample{Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{native(name, "/x")}}), Faults: n, Time: time.Duration(n), Bytes: n})
 			}
 		}
 		return p

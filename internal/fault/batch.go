@@ -9,6 +9,9 @@ type Batch struct {
 	Faults []Fault
 	// Stacks are those that faults of this batch or of later ones are the first to have.
 	Stacks []RawStack
+	// Samples are what was counted by stack and is in no earlier batch, where faults are counted
+	// with stacks.
+	Samples []RawSample
 	// Mappings are calls in the order of their times, if they were asked for.
 	Mappings []MappingCall
 	// Lost holds what has been lost since the last batch, by cause.
@@ -41,8 +44,9 @@ type Counters struct {
 	// Unremembered is how many faults found no room in the memory of pages, so that Again
 	// is not known of them.
 	Unremembered uint64
-	// Stackless is how many faults have no stack since there was no room for one more.
-	Stackless uint64
+	// Stackless is how many faults have no stack since there was no room for one more, and
+	// StacksLost since the way to us was full.
+	Stackless, StacksLost uint64
 	// MappingsLost is how many calls that have mapped memory were not told of.
 	MappingsLost uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.

@@ -128,6 +128,8 @@ type Rows struct {
 	// Names are the labels of files as far as the keys of rows do not have them: a name
 	// may come, or change, after its row was made, which is the same row all the time.
 	Names map[FileKey]string
-	// Stacks are those of rows that are in no batch and in no earlier Rows.
-	Stacks []RawStack
+	// Stacks and Samples are those that are in no batch and in no earlier Rows. Where a source
+	// has samples, its table by stack has no rows, and their sum with Other is all faults.
+	Stacks  []RawStack
+	Samples []RawSample
 }

@@ -85,6 +85,83 @@ type Stack struct {
 	End    StackEnd
 }
 
+// StackTree holds many stacks in little memory, by what they have in common. The zero value is
+// empty.
+type StackTree struct {
+	// Frames are all different but for Addr where the module is known: of code that several
+	// processes run it is that of the first.
+	Frames []Frame
+	// Nodes begin with the root. A parent comes before its children.
+	Nodes []StackNode
+
+	frames   map[Frame]int32
+	children map[StackNode]int32
+}
+
+// StackNode is a frame that was called by another.
+type StackNode struct {
+	// Parent is the index of a node. Frame is that of a frame or, below the root of stacks that
+	// are not whole, the [StackEnd] with a minus sign. Both are -1 at the root.
+	Parent, Frame int32
+}
+
+// Add returns the node of a stack's innermost frame: the same number for equal stacks, 0 for
+// none.
+func (t *StackTree) Add(s *Stack) int32 {
+	if s == nil || s.End == StackNone || len(s.Frames) == 0 {
+		return 0
+	}
+	if len(t.Nodes) == 0 {
+		t.Nodes = []StackNode{{-1, -1}}
+		t.frames, t.children = map[Frame]int32{}, map[StackNode]int32{}
+	}
+	at := int32(0)
+	if s.End != StackWhole {
+		at = t.child(at, -int32(s.End))
+	}
+	for i := len(s.Frames) - 1; i >= 0; i-- {
+		key := s.Frames[i]
+		if key.Module != "" {
+			key.Addr = 0
+		}
+		frame, ok := t.frames[key]
+		if !ok {
+			frame = int32(len(t.Frames))
+			t.frames[key] = frame
+			t.Frames = append(t.Frames, s.Frames[i])
+		}
+		at = t.child(at, frame)
+	}
+	return at
+}
+
+func (t *StackTree) child(parent, frame int32) int32 {
+	node := StackNode{parent, frame}
+	at, ok := t.children[node]
+	if !ok {
+		at = int32(len(t.Nodes))
+		t.Nodes = append(t.Nodes, node)
+		t.children[node] = at
+	}
+	return at
+}
+
+// Stack makes the stack of a node that Add has returned.
+func (t *StackTree) Stack(at int32) *Stack {
+	if at == 0 {
+		return &Stack{End: StackNone}
+	}
+	s := &Stack{}
+	for ; at > 0; at = t.Nodes[at].Parent {
+		if frame := t.Nodes[at].Frame; frame < 0 {
+			s.End = StackEnd(-frame)
+		} else {
+			s.Frames = append(s.Frames, t.Frames[frame])
+		}
+	}
+	return s
+}
+
 // StackGeneration is the number of the lowest of the 16 bits of an id that are its generation.
 const StackGeneration = 48
 
@@ -105,6 +182,22 @@ type RawStack struct {
 	End          StackEnd
 }
 
+// RawSample is what was counted of the faults of one thread, of one kind, with one stack: some of
+// them, as there may be more with the same.
+type RawSample struct {
+	// StackID is that of a RawStack, which has come before, or of none: those have no stack.
+	StackID uint64
+	// PID, TID, Comm, Kind and Major are zero where they are not told apart.
+	PID, TID uint32
+	Comm     Comm
+	Kind     Kind
+	Major    bool
+
+	Faults uint64
+	Time   time.Duration
+	Bytes  uint64
+}
+
 // MappingCall is a system call of a process that has mapped memory.
 type MappingCall struct {
 	PID, Image uint32 // those of a [Fault]
@@ -121,7 +214,8 @@ type MappingCall struct {
 
 // StackSample is what the faults of one thread, of one kind, with one stack cost.
 type StackSample struct {
-	Stack         *Stack
+	// Stack is a node of [Profile.Stacks], 0 if none was taken.
+	Stack         int32
 	PID, TID      uint32
 	Comm, Process Comm
 	Kind          Kind
@@ -139,7 +233,9 @@ type Profile struct {
 	Begin    time.Time
 	Duration time.Duration
 	Samples  []StackSample
+	// Stacks are those of Samples, and maybe others.
+	Stacks StackTree
 	// Faults is how many faults there were, and Lost how many of the run are in no sample.
-	// The sum over Samples is Faults; those without a stack have one that ends in StackNone.
+	// The sum over Samples is Faults.
 	Faults, Lost uint64
 }

@@ -84,7 +84,7 @@ func TestParseBy(t *testing.T) {
 			t.Errorf("%q is parsed as %v", s, b)
 		}
 	}
-	if names := Names[By](); len(names) != int(ByResult)+1 {
+	if names := Names[By](); len(names) != int(BySample)+1 {
 		t.Errorf("--by accepts %q", names)
 	}
 }

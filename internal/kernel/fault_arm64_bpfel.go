@@ -53,8 +53,10 @@ type faultCounters struct {
 	Untimed      uint64
 	Unremembered uint64
 	Stackless    uint64
+	StacksUnsent uint64
+	StackRows    uint64
 	MappingsLost uint64
-	Pad          [6]uint64
+	Pad          [4]uint64
 }
 
 type faultExePattern struct {

@@ -99,7 +99,7 @@ func (l *Live) start(opt Options, sys *System) error {
 			return fmt.Errorf("mapping %s: %w", name, err)
 		}
 	}
-	if err := l.makeRoom(opt.CountOnly); err != nil {
+	if err := l.makeRoom(); err != nil {
 		return err
 	}
 	if err := l.setTargets(opt); err != nil {
@@ -191,6 +191,7 @@ func (l *Live) Session() *fault.Session { return &l.session }
 func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 	l.batch.Faults = l.batch.Faults[:0]
 	l.batch.Lost = l.batch.Lost[:0]
+	l.batch.Samples = nil
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -198,7 +199,7 @@ func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 		return nil, io.EOF
 	}
 	l.reader.SetDeadline(time.Now().Add(pollInterval))
-	for len(l.batch.Faults) < maxBatch {
+	for len(l.batch.Faults)+len(l.decoder.stacks) < maxBatch {
 		err := l.reader.ReadInto(&l.record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
@@ -310,6 +311,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Untimed += c.Untimed
 		out.Unremembered += c.Unremembered
 		out.Stackless += c.Stackless
+		out.StacksLost += c.StacksUnsent
 		out.MappingsLost += c.MappingsLost
 		children += c.LostChildren
 	}
@@ -323,6 +325,13 @@ func (l *Live) Counters() (fault.Counters, error) {
 		if loss.Count > 0 {
 			out.Lost = append(out.Lost, loss)
 		}
+	}
+	if by, ok := l.byStack(); ok {
+		rows := fault.Rows{Tables: make([]fault.Table, len(l.tables))}
+		if err := l.readOther(&rows); err != nil {
+			return fault.Counters{}, err
+		}
+		out.Stackless += rows.Tables[by].Other.Faults()
 	}
 	return out, nil
 }

@@ -70,8 +70,8 @@ type Plan struct {
 	// Variables are the read-only settings of the BPF side.
 	Variables map[string]any
 	RingBytes int
-	// StatRows is how many rows all tables have together.
-	StatRows int
+	// StatRows is how many rows all tables have together, StackRows of them for that by stack.
+	StatRows, StackRows int
 	// Pages is how many pages are remembered.
 	Pages int
 	// Stacks is how many different stacks there may be; 0: none are taken.
@@ -215,9 +215,7 @@ func statRows(tables []fault.By) int {
 		switch by {
 		case fault.ByPage:
 			rows += 1 << 18
-		case fault.ByStack:
-			rows += maxStacks
-		case fault.BySample:
+		case fault.ByStack, fault.BySample:
 			rows += 2 * maxStacks
 		case fault.ByMapping, fault.ByThread, fault.ByFile, fault.ByProcess:
 			rows += 1 << 14
@@ -245,6 +243,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 		Variables:   vars,
 		RingBytes:   opt.RingBytes,
 		StatRows:    statRows(opt.Tables),
+		StackRows:   2 * maxStacks,
 		Pages:       1, // a map must have some
 		TaskStorage: f.TaskStorage,
 		FlagNames:   f.FaultFlags,

@@ -27,6 +27,9 @@ func (l *Live) Rows() (*fault.Rows, error) {
 	if err := l.readOther(out); err != nil {
 		return nil, err
 	}
+	if err := l.takeSamples(); err != nil {
+		return nil, err
+	}
 	found, err := l.readRows()
 	if err != nil {
 		return nil, err
@@ -44,7 +47,18 @@ func (l *Live) Rows() (*fault.Rows, error) {
 	}
 	l.fillTables(out, found)
 	out.Stacks = l.decoder.takeStacks()
+	l.stacks.add(out.Stacks)
+	out.Samples, l.stacks.reaped = l.stacks.reaped, nil
 	return out, nil
+}
+
+// takeSamples takes all that was counted by stack so far out of the kernel. What these stacks are
+// is in the ring then.
+func (l *Live) takeSamples() error {
+	if _, ok := l.byStack(); ok && !l.stopped {
+		return l.beginGeneration()
+	}
+	return l.harvest()
 }
 
 func (l *Live) readKinds(out *fault.Rows) error {
@@ -140,6 +154,9 @@ func (l *Live) fillTables(out *fault.Rows, found []statRow) {
 	out.Names = map[fault.FileKey]string{}
 	for i := range found {
 		key, cost := &found[i].key, &found[i].cost
+		if by, ok := l.byStack(); ok && int(key.Table) == by {
+			continue // harvest has them
+		}
 		l.decoder.raiseMax(cost, key)
 		t := &out.Tables[key.Table]
 		k := l.decoder.key(t.By, key)
@@ -166,6 +183,7 @@ func (l *Live) readSent() error {
 		err := l.reader.ReadInto(&l.record)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			l.stacks.before = 0
 			return nil
 		case errors.Is(err, ringbuf.ErrFlushed):
 			l.drained = true
@@ -173,6 +191,7 @@ func (l *Live) readSent() error {
 		case err != nil:
 			return fmt.Errorf("reading the ring buffer: %w", err)
 		}
+		l.stacks.read(len(l.record.RawSample))
 		l.decoder.decode(l.record.RawSample)
 	}
 }

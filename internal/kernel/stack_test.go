@@ -167,3 +167,125 @@ func TestStacksBeginAnew(t *testing.T) {
 		}
 	})
 }
+
+// TestSamplesAddUp: where faults are counted by stack, with far more stacks and threads than there
+// is room for at a time, each is counted once and with its own stack, as long as somebody reads;
+// what finds no room in a burst is counted too.
+func TestSamplesAddUp(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		feat, opt := needHook(t, hook)
+		const room, depths, rounds, burst = 16, 50, 4, 64
+		pageSize := os.Getpagesize()
+		mem := region(t, rounds*depths*2+burst)
+		opt.Stacks, opt.CountOnly, opt.Tables = true, true, []fault.By{fault.ByAccess, fault.BySample}
+		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
+		plans, err := feat.Plans(opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans[0].Stacks, plans[0].StackRows, plans[0].StatRows = room, room, room+8
+		l, err := Open(plans[0], opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+
+		depthOf := map[uint64]int{} // by id
+		got := map[int]uint64{}     // faults by depth, -1 without a stack
+		take := func(stacks []fault.RawStack, samples []fault.RawSample) {
+			for i := range stacks {
+				n := 0
+				for _, pc := range stacks[i].User {
+					if f := runtime.FuncForPC(uintptr(pc) - 1); f != nil && strings.HasSuffix(f.Name(), ".touchDeep") {
+						n++
+					}
+				}
+				depthOf[stacks[i].ID] = n - 1
+			}
+			for i := range samples {
+				s := &samples[i]
+				if s.PID != uint32(os.Getpid()) || s.TID == 0 || s.Comm == (fault.Comm{}) {
+					t.Errorf("sample of %d, thread %d", s.PID, s.TID)
+				}
+				depth, ok := depthOf[s.StackID]
+				if !ok {
+					depth = -1
+					if s.StackID<<(64-fault.StackGeneration) != 0 {
+						t.Errorf("stack %#x has not come", s.StackID)
+					}
+				}
+				got[depth] += s.Faults
+			}
+		}
+		next := func() {
+			batch, err := l.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			take(batch.Stacks, batch.Samples)
+		}
+		var rows *fault.Rows
+		read := func() {
+			if rows, err = l.Rows(); err != nil {
+				t.Fatal(err)
+			}
+			take(rows.Stacks, rows.Samples)
+			if len(rows.Tables[1].Rows) != 0 {
+				t.Errorf("%d rows are in the table too", len(rows.Tables[1].Rows))
+			}
+		}
+		page := 0
+		touch := func(depth int) {
+			touchDeep(mem[page*pageSize:], depth)
+			page++
+		}
+		for i := range rounds * depths {
+			touch(i % depths)
+			touch(i % depths)
+			if i%4 == 3 { // so that there is always room
+				next()
+			}
+			if i%70 == 69 {
+				read()
+			}
+		}
+		read()
+		for d := range depths {
+			if got[d] != 2*rounds {
+				t.Errorf("%d faults of depth %d, want %d", got[d], d, 2*rounds)
+			}
+		}
+		if n := got[-1] + rows.Tables[1].Other.Faults(); n != 0 {
+			t.Errorf("%d faults have no stack though there was time to make room", n)
+		}
+		for i := range burst {
+			touch(i)
+		}
+		if err := l.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			batch, err := l.Next(t.Context())
+			if err != nil {
+				break
+			}
+			take(batch.Stacks, batch.Samples)
+		}
+		read()
+		var sum uint64
+		for _, n := range got {
+			sum += n
+		}
+		other := rows.Tables[1].Other.Faults()
+		if sum+other != uint64(page) {
+			t.Errorf("%d faults in samples and %d in none, want %d", sum, other, page)
+		}
+		c, err := l.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if without := got[-1] + other; without == 0 || c.Stackless != without || c.StacksLost != 0 {
+			t.Errorf("%d faults have no stack, %d are said to have found no room and %d a full ring", without, c.Stackless, c.StacksLost)
+		}
+	})
+}

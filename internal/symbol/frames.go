@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -42,9 +43,9 @@ type Instruction struct {
 // is an offset in the file where that cannot be read, or is another by now.
 //
 // It is not done if something must be read first and that would take too much time now (see
-// [Options]): the caller may ask again later.
+// [Options]): the caller may ask again later. Whether a file has changed is asked once
+// between two calls of [Resolver.Begin].
 func (r *Resolver) Frames(in *Instruction) (frames []fault.Frame, done bool) {
-	r.tick()
 	v := in.VMA
 	unknown := fault.Frame{Addr: in.Addr, Module: v.Name(), Offset: in.Addr - v.Start}
 	if v.Inode != 0 {
@@ -285,6 +286,8 @@ type compiled struct {
 	kept     int
 	// before is the map of the program that the process was before, nil if it had none.
 	before *PerfMap
+	// opened is a number of its own of each map.
+	opened uint64
 }
 
 // mapOf is the map of compiled code of a process, as it is now; nil if there is none.
@@ -305,7 +308,8 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		if len(r.maps) >= maxMaps {
 			r.forgetOldestMap(nil)
 		}
-		c = &compiled{image: image, before: before}
+		r.mapsOpened++
+		c = &compiled{image: image, before: before, opened: r.mapsOpened}
 		r.maps[pid] = c
 	}
 	c.used = r.now
@@ -351,6 +355,22 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 	return c.PerfMap, true
 }
 
+// Compiled reports whether a mapping may hold code that its process has made, whose names
+// change with time.
+func Compiled(v *fault.VMA) bool {
+	return v.Inode == 0 && v.Label != "[vdso]" || strings.HasPrefix(v.Path, "/memfd:")
+}
+
+// NamesVersion is another number when the names of code that a process has made may have
+// changed. It may be asked often: the process's map is looked at once in a batch.
+func (r *Resolver) NamesVersion(pid, image uint32) uint64 {
+	m, _ := r.mapOf(pid, image)
+	if m == nil {
+		return 0
+	}
+	return r.maps[pid].opened<<48 | m.version + 1
+}
+
 func (r *Resolver) forgetOldestMap(inUse *compiled) bool {
 	var oldest uint32
 	least := ^uint64(0)
@@ -379,7 +399,6 @@ func (r *Resolver) forgetMap(pid uint32) {
 // the address there and not that in the process. in.VMA is any mapping of the file, and
 // in.Addr is not used; buildID is that which the file must have, empty if nobody knows.
 func (r *Resolver) FramesIn(in *Instruction, addr uint64, buildID string) []fault.Frame {
-	r.tick()
 	at := addr
 	if in.Caller {
 		at--

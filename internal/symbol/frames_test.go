@@ -106,6 +106,7 @@ func instruction(t *testing.T, pid uint32, v *fault.VMA, truth, name string) *In
 func frames(t *testing.T, r *Resolver, in *Instruction) []fault.Frame {
 	t.Helper()
 	for range 1000 {
+		r.Begin()
 		f, done := r.Frames(in)
 		if len(f) == 0 {
 			t.Fatal("there is no frame")

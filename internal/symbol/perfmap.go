@@ -45,6 +45,8 @@ type PerfMap struct {
 	cover   []piece
 	stale   bool
 	names   int // bytes
+	// version changes whenever At may have other answers than before.
+	version uint64
 
 	// Skipped is the number of lines that are none, or that are too many to keep.
 	Skipped uint64
@@ -169,6 +171,7 @@ func (m *PerfMap) Replace(pid uint32) error {
 
 func (m *PerfMap) forget() {
 	m.read, m.entries, m.cover, m.names, m.stale = 0, nil, nil, 0, false
+	m.version++
 }
 
 // readFrom reads on. A line without an end is still being written.
@@ -205,6 +208,7 @@ func (m *PerfMap) add(b []byte) {
 		m.names += len(e.name)
 		m.entries = append(m.entries, e)
 		m.stale = true
+		m.version++
 	}
 }
 

@@ -84,6 +84,7 @@ type Resolver struct {
 	codes      map[string]*code // by build-id, those that may be shared
 	maps       map[uint32]*compiled
 	mapBytes   int
+	mapsOpened uint64
 	vdso       *Code // nil if there is none
 	vdsoRead   bool
 	debuginfod *debuginfod // nil if it was not asked for
@@ -148,7 +149,7 @@ func (r *Resolver) Close() {
 // to be called for empty batches too, now and then: files that are not used any more are
 // closed.
 func (r *Resolver) Resolve(faults []fault.Fault) {
-	r.tick()
+	r.Begin()
 	for i := range faults {
 		f := &faults[i]
 		switch {
@@ -161,8 +162,9 @@ func (r *Resolver) Resolve(faults []fault.Fault) {
 	}
 }
 
-// tick takes note of the time.
-func (r *Resolver) tick() {
+// Begin begins a batch: files may have changed since the last one, and those that are not used
+// any more are closed. Before the first batch nothing is known.
+func (r *Resolver) Begin() {
 	now := process.Now()
 	r.saved = min(r.saved+int64((now-r.now)/readShare), maxSaved)
 	r.now = now

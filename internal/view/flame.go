@@ -83,9 +83,10 @@ func appendFlameData(b []byte, p, other *fault.Profile) []byte {
 	costs := make([][]aggregate.StackCost, len(runs))
 	for i, run := range runs {
 		at := map[flameSample]int{}
+		add := tree.Merge(&run.Stacks)
 		for j := range run.Samples {
 			s := &run.Samples[j]
-			k := flameSample{tree.Add(s.Stack), s.Kind, s.Major}
+			k := flameSample{add(s.Stack), s.Kind, s.Major}
 			n, ok := at[k]
 			if !ok {
 				n = len(samples[i])

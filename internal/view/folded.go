@@ -20,11 +20,12 @@ func AppendFolded(b []byte, p *fault.Profile, v Value) []byte {
 		leaf    int32
 	}
 	tree := aggregate.NewStackTree(place)
+	add := tree.Merge(&p.Stacks)
 	sums := map[key]uint64{}
 	for i := range p.Samples {
 		s := &p.Samples[i]
 		cost := aggregate.CostOfSample(s)
-		sums[key{nameOfProcess(s), tree.Add(s.Stack)}] += v.of(&cost)
+		sums[key{nameOfProcess(s), add(s.Stack)}] += v.of(&cost)
 	}
 	names := make([]string, len(tree.Frames))
 	for i := range tree.Frames {

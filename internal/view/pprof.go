@@ -19,7 +19,7 @@ import (
 // understands its files can open.
 func AppendPprof(b []byte, p *fault.Profile) ([]byte, error) {
 	// The process is the mapping of its addresses; all that is told apart are the labels.
-	samples := aggregate.MergeSamples(p.Samples, func(s *fault.StackSample) {
+	samples := aggregate.MergeSamples(p, func(s *fault.StackSample) {
 		s.PID, s.Process = 0, fault.Comm{}
 	})
 	w := pprofWriter{
@@ -35,7 +35,7 @@ func AppendPprof(b []byte, p *fault.Profile) ([]byte, error) {
 			Comments:          pprofComments(p),
 		},
 		functions: map[functionKey]*profile.Function{}, locations: map[locationKey]*profile.Location{},
-		stacks: map[*fault.Stack][]*profile.Location{},
+		stacks: map[int32][]*profile.Location{}, tree: &p.Stacks,
 	}
 	w.layOut(samples)
 	for i := range samples {
@@ -99,7 +99,8 @@ type pprofWriter struct {
 	modules   map[moduleKey]*pprofModule
 	functions map[functionKey]*profile.Function
 	locations map[locationKey]*profile.Location
-	stacks    map[*fault.Stack][]*profile.Location
+	tree      *fault.StackTree
+	stacks    map[int32][]*profile.Location // by node of tree
 	key       []byte
 }
 
@@ -114,15 +115,15 @@ func inModule(f *fault.Frame) bool { return f.Module != "" && (f.Addr != 0 || f.
 // processes that would overlap are moved apart.
 func (w *pprofWriter) layOut(samples []fault.StackSample) {
 	w.modules = map[moduleKey]*pprofModule{}
-	seen := map[*fault.Stack]bool{}
+	seen := make([]bool, len(w.tree.Nodes))
 	for i := range samples {
-		s := samples[i].Stack
-		if seen[s] || !aggregate.HasStack(s) {
-			continue
-		}
-		seen[s] = true
-		for j := range s.Frames {
-			f := &s.Frames[j]
+		for at := samples[i].Stack; at > 0 && !seen[at]; at = w.tree.Nodes[at].Parent {
+			seen[at] = true
+			frame := w.tree.Nodes[at].Frame
+			if frame < 0 {
+				continue
+			}
+			f := &w.tree.Frames[frame]
 			if !inModule(f) {
 				continue
 			}
@@ -190,12 +191,13 @@ func (w *pprofWriter) add(s *fault.StackSample) {
 
 // stack returns the locations of a stack; functions that were inlined are lines of the
 // location of that which they are in.
-func (w *pprofWriter) stack(s *fault.Stack) []*profile.Location {
-	if l, ok := w.stacks[s]; ok {
+func (w *pprofWriter) stack(at int32) []*profile.Location {
+	if l, ok := w.stacks[at]; ok {
 		return l
 	}
 	var locations []*profile.Location
-	if !aggregate.HasStack(s) {
+	s := w.tree.Stack(at)
+	if at == 0 {
 		locations = append(locations, w.location([]fault.Frame{{Func: aggregate.NoStack}}))
 	} else {
 		for from := 0; from < len(s.Frames); {
@@ -210,7 +212,7 @@ func (w *pprofWriter) stack(s *fault.Stack) []*profile.Location {
 			locations = append(locations, w.location([]fault.Frame{{Func: end}}))
 		}
 	}
-	w.stacks[s] = locations
+	w.stacks[at] = locations
 	return locations
 }
 

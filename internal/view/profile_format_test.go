@@ -55,8 +55,8 @@ func TestProfileGolden(t *testing.T) {
 
 	var text, lines []byte
 	for i := range p.Samples {
-		text = append(appendStackText(text, p.Samples[i].Stack), '\n')
-		lines = append(append(appendStackJSON(append(lines, `{"type":"fault"`...), "stack", p.Samples[i].Stack), `}`...), 10)
+		text = append(appendStackText(text, p.Stacks.Stack(p.Samples[i].Stack)), '\n')
+		lines = append(append(appendStackJSON(append(lines, `{"type":"fault"`...), "stack", p.Stacks.Stack(p.Samples[i].Stack)), `}`...), 10)
 	}
 	golden(t, "stack.text", text)
 	golden(t, "stack.json", lines)
@@ -67,7 +67,7 @@ func TestProfileHostileNames(t *testing.T) {
 	p := stacks()
 	for form, b := range map[string][]byte{
 		"folded": AppendFolded(nil, p, Bytes), "speedscope": AppendSpeedscope(nil, p), "svg": AppendSVG(nil, p, Faults), "flame": appendFlameData(nil, p, p),
-		"stack": appendStackText(nil, p.Samples[len(p.Samples)-5].Stack), "JSON": appendStackJSON(nil, "stack", p.Samples[len(p.Samples)-5].Stack),
+		"stack": appendStackText(nil, p.Stacks.Stack(p.Samples[len(p.Samples)-5].Stack)), "JSON": appendStackJSON(nil, "stack", p.Stacks.Stack(p.Samples[len(p.Samples)-5].Stack)),
 	} {
 		if !utf8.Valid(b) {
 			t.Errorf("%s is not UTF-8", form)
@@ -400,7 +400,7 @@ func TestPprofOverlap(t *testing.T) {
 		{Addr: 1, Module: "/bin/d"},
 		{Offset: 5, Module: "/bin/e"},
 	} {
-		p.Samples = append(p.Samples, fault.StackSample{Stack: &fault.Stack{Frames: []fault.Frame{f}}, Faults: uint64(i)})
+		p.Samples = append(p.Samples, fault.StackSample{Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{f}}), Faults: uint64(i)})
 	}
 	read, err := profile.ParseData(pprofOf(t, p))
 	if err != nil {
@@ -478,7 +478,7 @@ func TestProfileSums(t *testing.T) {
 				s = nil
 			}
 			p.Samples = append(p.Samples, fault.StackSample{
-				Stack: s, Kind: fault.Kind(r.IntN(int(fault.Spurious) + 1)), Major: r.IntN(2) == 0, Faults: uint64(1 + r.IntN(100)), Time: time.Duration(r.IntN(1000)), Bytes: uint64(r.IntN(1 << 20)), TID: uint32(r.IntN(3)),
+				Stack: p.Stacks.Add(s), Kind: fault.Kind(r.IntN(int(fault.Spurious) + 1)), Major: r.IntN(2) == 0, Faults: uint64(1 + r.IntN(100)), Time: time.Duration(r.IntN(1000)), Bytes: uint64(r.IntN(1 << 20)), TID: uint32(r.IntN(3)),
 			})
 		}
 		p.Faults = sumOf(p, Faults)

@@ -38,7 +38,7 @@ func stacks() *fault.Profile {
 	}
 	add := func(end fault.StackEnd, kind fault.Kind, major bool, faults uint64, frames ...fault.Frame) {
 		p.Samples = append(p.Samples, fault.StackSample{
-			Stack: &fault.Stack{Frames: frames, End: end}, PID: 4711, TID: 4712, Comm: fault.MakeComm("worker"), Process: fault.MakeComm("python3"),
+			Stack: p.Stacks.Add(&fault.Stack{Frames: frames, End: end}), PID: 4711, TID: 4712, Comm: fault.MakeComm("worker"), Process: fault.MakeComm("python3"),
 			Kind: kind, Major: major, Faults: faults, Time: time.Duration(faults) * 1500, Bytes: faults * 4096,
 		})
 	}
@@ -54,7 +54,7 @@ func stacks() *fault.Profile {
 	moved := memset
 	moved.Addr += 1 << 32
 	p.Samples = append(p.Samples, fault.StackSample{
-		Stack: &fault.Stack{Frames: []fault.Frame{moved, eval, alloc, module, start}}, PID: 5000, TID: 5000, Comm: fault.MakeComm("a;b\n\xff"),
+		Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{moved, eval, alloc, module, start}}), PID: 5000, TID: 5000, Comm: fault.MakeComm("a;b\n\xff"),
 		Process: fault.MakeComm("a;b\n\xff"), Kind: fault.Anon, Faults: 1, Time: 1, Bytes: 4096,
 	})
 	for i, name := range hostileNames {
@@ -87,7 +87,8 @@ func manyStacks(faults, distinct int) *fault.Profile {
 			Offset: uint64(i) * 64, BuildID: fmt.Sprintf("%040x", i%40), Lang: fault.Lang(1 + i%int(fault.LangBEAM)),
 		})
 	}
-	all := make([]*fault.Stack, 0, distinct)
+	p := &fault.Profile{Session: &session, Begin: session.Started, Duration: time.Minute}
+	all := make([]int32, 0, distinct)
 	frames := []fault.Frame{functions[0]}
 	for len(all) < distinct {
 		// Like a program: the next stack differs from the last in its innermost frames.
@@ -99,9 +100,8 @@ func manyStacks(faults, distinct int) *fault.Profile {
 		for i := range frames {
 			stack[len(frames)-1-i] = frames[i]
 		}
-		all = append(all, &fault.Stack{Frames: stack})
+		all = append(all, p.Stacks.Add(&fault.Stack{Frames: stack}))
 	}
-	p := &fault.Profile{Session: &session, Begin: session.Started, Duration: time.Minute}
 	for i := range faults {
 		p.Samples = append(p.Samples, fault.StackSample{
 			Stack: all[i%distinct], PID: uint32(1 + i%3), TID: uint32(1 + i%24), Comm: fault.MakeComm(fmt.Sprintf("worker-%d", i%24)),

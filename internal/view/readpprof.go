@@ -32,10 +32,10 @@ func ReadPprof(r io.Reader) (*fault.Profile, error) {
 	if len(in.Comments) > 0 {
 		p.Session.Command = in.Comments[:1]
 	}
-	stacks := map[string]*fault.Stack{}
+	stacks := map[string]int32{}
 	for _, s := range in.Sample {
 		out := fault.StackSample{
-			Stack: readStack(stacks, s.Location), Faults: uint64(s.Value[0]), Time: time.Duration(s.Value[1]), Bytes: uint64(s.Value[2]),
+			Stack: readStack(&p.Stacks, stacks, s.Location), Faults: uint64(s.Value[0]), Time: time.Duration(s.Value[1]), Bytes: uint64(s.Value[2]),
 		}
 		for _, kind := range s.Label["kind"] {
 			out.Kind, _ = fault.ParseKind(kind)
@@ -55,13 +55,13 @@ func ReadPprof(r io.Reader) (*fault.Profile, error) {
 }
 
 // readStack makes one stack of each list of locations.
-func readStack(known map[string]*fault.Stack, locations []*profile.Location) *fault.Stack {
+func readStack(tree *fault.StackTree, known map[string]int32, locations []*profile.Location) int32 {
 	var key []byte
 	for _, l := range locations {
 		key = appendUint(append(key, ','), l.ID)
 	}
-	if s := known[string(key)]; s != nil {
-		return s
+	if at, ok := known[string(key)]; ok {
+		return at
 	}
 	s := &fault.Stack{End: fault.StackUntold}
 	for _, l := range locations {
@@ -80,6 +80,7 @@ func readStack(known map[string]*fault.Stack, locations []*profile.Location) *fa
 	if len(s.Frames) == 1 && s.Frames[0].Func == aggregate.NoStack {
 		s = &fault.Stack{End: fault.StackNone}
 	}
-	known[string(key)] = s
-	return s
+	at := tree.Add(s)
+	known[string(key)] = at
+	return at
 }

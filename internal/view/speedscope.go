@@ -12,12 +12,13 @@ import (
 // faults, time and bytes, but for what is not known, over the same frames.
 func AppendSpeedscope(b []byte, p *fault.Profile) []byte {
 	tree := aggregate.NewStackTree(place)
+	add := tree.Merge(&p.Stacks)
 	var leaves []int32
 	var costs []aggregate.StackCost
 	at := map[int32]int{}
 	for i := range p.Samples {
 		s := &p.Samples[i]
-		leaf := tree.Add(s.Stack)
+		leaf := add(s.Stack)
 		j, ok := at[leaf]
 		if !ok {
 			j = len(leaves)

@@ -79,17 +79,18 @@ func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []
 		} else {
 			cost(&r.StackCost, stackShare(&r.StackCost, &stacked))
 		}
-		if r.Stack == nil {
+		if r.Stack == 0 {
 			b = append(appendRowName(b, t.By, &r.Frame, limit), '\n')
 			continue
 		}
-		for j := range r.Stack.Frames {
+		stack := t.Stacks.Stack(r.Stack)
+		for j := range stack.Frames {
 			if j > 0 {
 				b = appendBlanks(b, len(head))
 			}
-			b = append(appendRowName(b, aggregate.ByLine, &r.Stack.Frames[j], limit), '\n')
+			b = append(appendRowName(b, aggregate.ByLine, &stack.Frames[j], limit), '\n')
 		}
-		if end := aggregate.EndName(r.Stack.End); end != "" {
+		if end := aggregate.EndName(stack.End); end != "" {
 			b = append(append(appendBlanks(b, len(head)), end...), '\n')
 		}
 	}
@@ -172,8 +173,9 @@ func (s *Stat) stackTableObject(t *aggregate.StackTable) map[string]any {
 		switch {
 		case t.By == aggregate.ByStack:
 			o["stack"], o["stack_end"] = nil, fault.StackNone.String()
-			if r.Stack != nil {
-				o["stack"], o["stack_end"] = json.RawMessage(appendFrames(nil, r.Stack)), r.Stack.End.String()
+			if r.Stack != 0 {
+				stack := t.Stacks.Stack(r.Stack)
+				o["stack"], o["stack_end"] = json.RawMessage(appendFrames(nil, stack)), stack.End.String()
 			}
 		case t.By == aggregate.ByModule:
 			textMember(o, "module", r.Frame.Module)
@@ -266,15 +268,16 @@ func stackCells(name string, c *aggregate.StackCost) []string {
 }
 
 // csvName is the name of a row in CSV; that of a stack is its frames in the folded format.
-func csvName(by aggregate.StackBy, r *aggregate.StackRow) string {
-	if r.Stack == nil {
-		return string(appendRowName(nil, by, &r.Frame, 0))
+func csvName(t *aggregate.StackTable, r *aggregate.StackRow) string {
+	if r.Stack == 0 {
+		return string(appendRowName(nil, t.By, &r.Frame, 0))
 	}
+	stack := t.Stacks.Stack(r.Stack)
 	var names []string
-	if end := aggregate.EndName(r.Stack.End); end != "" {
+	if end := aggregate.EndName(stack.End); end != "" {
 		names = append(names, end)
 	}
-	for _, f := range slices.Backward(r.Stack.Frames) {
+	for _, f := range slices.Backward(stack.Frames) {
 		names = append(names, foldedName(&f))
 	}
 	return strings.Join(names, ";")

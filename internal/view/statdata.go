@@ -229,7 +229,7 @@ func (s *Stat) AppendCSV(b []byte) ([]byte, error) {
 			_ = w.Write(append([]string{s.typeName(), when, num(uint64(s.Duration)), t.By.String()}, stackCells(name, c)...))
 		}
 		for i := range rows {
-			line(csvName(t.By, &rows[i]), &rows[i].StackCost)
+			line(csvName(t, &rows[i]), &rows[i].StackCost)
 		}
 		if hidden > 0 {
 			line(string(moreName(hidden).append(nil, 0)), &rest)

@@ -32,10 +32,11 @@ type svgFrame struct {
 // draws, without controls.
 func AppendSVG(b []byte, p *fault.Profile, v Value) []byte {
 	tree := aggregate.NewStackTree(place)
+	add := tree.Merge(&p.Stacks)
 	values := make([]uint64, 1)
 	for i := range p.Samples {
 		s := &p.Samples[i]
-		leaf := tree.Add(s.Stack)
+		leaf := add(s.Stack)
 		for len(values) < len(tree.Nodes) {
 			values = append(values, 0)
 		}

@@ -49,7 +49,7 @@ func run() *fault.Profile {
 			end = fault.StackNone
 		}
 		p.Samples = append(p.Samples, fault.StackSample{
-			Stack: &fault.Stack{Frames: frames, End: end}, Kind: kind, Major: major, Faults: faults, Time: time.Duration(faults) * each, Bytes: faults * bytes,
+			Stack: p.Stacks.Add(&fault.Stack{Frames: frames, End: end}), Kind: kind, Major: major, Faults: faults, Time: time.Duration(faults) * each, Bytes: faults * bytes,
 		})
 	}
 	add(fault.Anon, false, 600, time.Microsecond, 4096, memset, numpy, eval, block, main)
@@ -417,7 +417,7 @@ func TestLarge(t *testing.T) {
 		for i := range frames {
 			stack[len(frames)-1-i] = frames[i]
 		}
-		p.Samples = append(p.Samples, fault.StackSample{Stack: &fault.Stack{Frames: stack}, Kind: fault.Anon, Faults: 1})
+		p.Samples = append(p.Samples, fault.StackSample{Stack: p.Stacks.Add(&fault.Stack{Frames: stack}), Kind: fault.Anon, Faults: 1})
 	}
 	content := view.AppendFlame(nil, p, nil)
 	start := time.Now()
