@@ -163,7 +163,7 @@ func (p *pipeline) reader(ctx context.Context) (next func() delivery) {
 }
 
 // maxBacklog is how much may wait to be named, in about bytes: more than a ring holds.
-const maxBacklog = 24 << 20
+const maxBacklog = 8 << 20
 
 // backlog is what has been read and waits for its names. The reader of a source goes on for as
 // long as there is room, so that a name that takes its time loses no record.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -71,11 +72,16 @@ type stackNamer struct {
 	homeless      uint64
 	// versions are those of the names of compiled code, by process, as of this batch.
 	versions map[uint32]uint64
+	frames   []fault.Frame // that are not in use
+	// places are the frames that were asked for in this batch.
+	places map[place][]fault.Frame
 	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
 	unwound map[uint64]*fault.Stack
 	process map[uint64]fault.Comm // whose stack it is, if full is counted
 	mappers aggregate.Mappers
 	full    *unwound // nil if frame pointers are followed
+
+	gcPercent int // what it was before
 }
 
 // rawStack is a stack with all that is needed to name it, whenever that will be.
@@ -95,6 +101,13 @@ type namedStack struct {
 	// change: those of version. nil of other stacks.
 	raw     *rawStack
 	version uint64
+}
+
+// place is an instruction of a process, which the mapping tells as it is that of one.
+type place struct {
+	mapped *fault.VMA
+	ip     uint64
+	caller bool
 }
 
 // stackMemory are stacks by their ids, of the latest generations: what came earlier is
@@ -125,15 +138,20 @@ const (
 	countedGenerations = 4
 )
 
+// countingGCPercent is by how much memory may grow, of what is in use, until it is collected.
+const countingGCPercent = 30
+
 // newStackNamer is to be called before the traced command runs, whose mappings are heard
 // of from then on.
 func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Logger) (*stackNamer, error) {
 	n := &stackNamer{
-		named: make(stackMemory, tracedGenerations), versions: map[uint32]uint64{}, unwound: map[uint64]*fault.Stack{}, full: full,
+		named: make(stackMemory, tracedGenerations), versions: map[uint32]uint64{}, places: map[place][]fault.Frame{}, unwound: map[uint64]*fault.Stack{}, full: full,
 	}
 	if len(open.Tables) > 0 {
 		n.named, n.process = make(stackMemory, countedGenerations), map[uint64]fault.Comm{}
 		n.tree, n.whole = &fault.StackTree{}, newStackCounts()
+		// What is kept is most of the memory then, and little is thrown away.
+		n.gcPercent = debug.SetGCPercent(countingGCPercent)
 	}
 	if session, ok := src.(*perfevent.Session); ok {
 		n.maps = session
@@ -179,6 +197,9 @@ func (n *stackNamer) close() error {
 		n.full.tellCounts()
 	}
 	n.resolver.Close()
+	if n.tree != nil {
+		debug.SetGCPercent(n.gcPercent)
+	}
 	if n.timeline == nil {
 		return nil
 	}
@@ -290,6 +311,7 @@ func (n *stackNamer) name(batch *fault.Batch, stacks []rawStack, end bool) {
 func (n *stackNamer) begin() {
 	n.resolver.Begin()
 	clear(n.versions)
+	clear(n.places)
 }
 
 // mapping takes up a call with its stack, which may be wanted long after its id is forgotten.
@@ -362,8 +384,13 @@ func (n *stackNamer) count(samples []fault.RawSample) {
 	}
 }
 
+// stack names a stack. Of a run that is counted the frames are valid until the next call.
 func (n *stackNamer) stack(raw *rawStack) *fault.Stack {
 	s := &fault.Stack{End: raw.End}
+	if n.tree != nil {
+		s.Frames = n.frames[:0]
+		defer func() { n.frames = s.Frames[:0] }()
+	}
 	for i, ip := range raw.Kernel {
 		s.Frames = append(s.Frames, n.inKernel(ip, i > 0))
 	}
@@ -379,7 +406,12 @@ func (n *stackNamer) stack(raw *rawStack) *fault.Stack {
 			s.Frames = append(s.Frames, fault.Frame{Addr: ip})
 			continue
 		}
-		frames, _ := n.resolver.Frames(&in)
+		key := place{in.VMA, ip, in.Caller}
+		frames, ok := n.places[key]
+		if !ok {
+			frames, _ = n.resolver.Frames(&in)
+			n.places[key] = frames
+		}
 		s.Frames = append(s.Frames, frames...)
 	}
 	return s
@@ -420,16 +452,14 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 }
 
 // profile is a table by stack or by sample with the stacks' names, and what was counted by stacks
-// in the whole run or, if recently, since the last such call. What had no row, and stacks
+// in the whole run, to be asked for once, or, if recently, since the last such call. What had no row, and stacks
 // that nobody has heard of, are faults without a stack.
 func (n *stackNamer) profile(t *fault.Table, recently bool) *fault.Profile {
-	p := &fault.Profile{}
+	counts := n.whole
 	if recently && n.recent != nil {
-		n.recent.appendTo(p)
-		n.recent = newStackCounts()
-	} else {
-		n.whole.appendTo(p)
+		counts, n.recent = n.recent, newStackCounts()
 	}
+	p := counts.profile()
 	add := func(s fault.StackSample, c *fault.Cost) {
 		s.Faults, s.Time, s.Bytes = c.Faults(), c.Time, c.Bytes
 		p.Faults += s.Faults

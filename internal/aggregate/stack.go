@@ -275,16 +275,19 @@ func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
 		leaf  int32
 	}
 	at := map[key]int{}
-	rows := map[int32]int{} // by node
-	add := NewStackTree(Place).Merge(&p.Stacks)
+	rows := make([]int32, max(len(p.Stacks.Nodes), 1)) // by node, plus one
+	var add func(int32) int32
+	if by == ByStack {
+		add = NewStackTree(Place).Merge(&p.Stacks)
+	}
 	runtimes := make([]bool, len(p.Stacks.Frames))
 	for i := range runtimes {
 		runtimes[i] = skipRuntime && Runtime(&p.Stacks.Frames[i])
 	}
 	for i := range p.Samples {
 		s := &p.Samples[i]
-		j, ok := rows[s.Stack]
-		if !ok {
+		j := int(rows[s.Stack]) - 1
+		if j < 0 {
 			var k key
 			switch {
 			case s.Stack == 0:
@@ -294,6 +297,7 @@ func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
 			default:
 				k.frame = rowFrame(by, self(&p.Stacks, s.Stack, runtimes))
 			}
+			var ok bool
 			if j, ok = at[k]; !ok {
 				j = len(t.Rows)
 				at[k] = j
@@ -303,7 +307,7 @@ func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
 				}
 				t.Rows = append(t.Rows, row)
 			}
-			rows[s.Stack] = j
+			rows[s.Stack] = int32(j + 1)
 		}
 		cost := CostOfSample(s)
 		t.Rows[j].Add(cost)

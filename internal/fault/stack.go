@@ -94,8 +94,10 @@ type StackTree struct {
 	// Nodes begin with the root. A parent comes before its children.
 	Nodes []StackNode
 
-	frames   map[Frame]int32
-	children map[StackNode]int32
+	frames map[Frame]int32
+	// children has the nodes at places that their parents and frames tell, the next free ones if
+	// these are taken: a map would need three times as much. 0 is a free place.
+	children []int32
 }
 
 // StackNode is a frame that was called by another.
@@ -113,7 +115,7 @@ func (t *StackTree) Add(s *Stack) int32 {
 	}
 	if len(t.Nodes) == 0 {
 		t.Nodes = []StackNode{{-1, -1}}
-		t.frames, t.children = map[Frame]int32{}, map[StackNode]int32{}
+		t.frames, t.children = map[Frame]int32{}, make([]int32, 1<<10)
 	}
 	at := int32(0)
 	if s.End != StackWhole {
@@ -137,13 +139,32 @@ func (t *StackTree) Add(s *Stack) int32 {
 
 func (t *StackTree) child(parent, frame int32) int32 {
 	node := StackNode{parent, frame}
-	at, ok := t.children[node]
-	if !ok {
-		at = int32(len(t.Nodes))
-		t.Nodes = append(t.Nodes, node)
-		t.children[node] = at
+	place := t.place(node)
+	if at := t.children[place]; at != 0 {
+		return at
+	}
+	at := int32(len(t.Nodes))
+	t.Nodes = append(t.Nodes, node)
+	t.children[place] = at
+	if len(t.Nodes) > len(t.children)*3/4 {
+		t.children = make([]int32, 2*len(t.children))
+		for at := range t.Nodes[1:] {
+			t.children[t.place(t.Nodes[at+1])] = int32(at + 1)
+		}
 	}
 	return at
+}
+
+// place is where a node is in children, or a free place for it.
+func (t *StackTree) place(node StackNode) int {
+	const odd = 0x9e3779b97f4a7c15
+	mask := uint64(len(t.children) - 1)
+	hash := (uint64(uint32(node.Parent))<<32 | uint64(uint32(node.Frame))) * odd
+	for i := (hash ^ hash>>32) & mask; ; i = (i + 1) & mask {
+		if at := t.children[i]; at == 0 || t.Nodes[at] == node {
+			return int(i)
+		}
+	}
 }
 
 // Stack makes the stack of a node that Add has returned.

@@ -80,9 +80,10 @@ func (r *Resolver) Frames(in *Instruction) (frames []fault.Frame, done bool) {
 			if c == nil {
 				break
 			}
-			begin := process.Now()
+			if !r.opt.Patient {
+				defer r.spend(process.Now())
+			}
 			frames := r.answer(c.Code, in, at, at-v.Start+v.PgOff*r.opt.PageSize, none)
-			r.saved -= int64(process.Now() - begin)
 			r.accountCode(c, fl)
 			return frames, true
 		}
