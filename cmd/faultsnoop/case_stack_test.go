@@ -563,3 +563,77 @@ func TestCaseCompiledCode(t *testing.T) {
 		})
 	})
 }
+
+// lateC runs code that it has made and lists it later, and then as another function.
+const lateC = `#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+__attribute__((noipa)) void touch(volatile char *p, long size) {
+  __asm__ volatile("" : : "r"(__builtin_frame_address(0))); // so it has one
+  for (long i = 0; i < 100; i++)
+    p[i * size] = 1;
+  __asm__ volatile("" ::: "memory");
+}
+int main(void) {
+  long size = sysconf(_SC_PAGESIZE);
+  char *code = mmap((void *)0x6c000000, size, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  char *p = mmap((void *)0x6d000000, 300 * size, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  memcpy(code, (void *)touch, 256);
+  madvise(p, 300 * size, MADV_NOHUGEPAGE);
+  char name[64], end;
+  snprintf(name, sizeof name, "/tmp/perf-%d.map", getpid());
+  for (int round = 0; round < 3; round++) {
+    if (round) {
+      FILE *f = fopen(name, "a");
+      fprintf(f, "%lx 100 %s\n", (long)code, round == 1 ? "jit_first" : "jit_second");
+      fclose(f);
+      usleep(1500 * 1000); // a process without a map is asked for one once a second
+    }
+    ((void (*)(volatile char *, long))code)(p + round * 100 * size, size);
+    read(0, &end, 1);
+  }
+  unlink(name);
+  return 0;
+}
+`
+
+// Code that is listed after its first fault, or listed anew, has that name from then on.
+// https://github.com/parca-dev/parca-agent/issues/129
+func TestCaseLateNames(t *testing.T) {
+	compiler(t, "gcc")
+	dir := openFolder(t)
+	writeSource(t, dir, "late.c", lateC)
+	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "late", "late.c"})...)
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		pageSize := os.Getpagesize()
+		a := startArmed(t, hook, "--stack=fp", "-c", "late", "--addr", fmt.Sprintf("%x-%x", touchAddress, touchAddress+300*pageSize))
+		cmd := exec.Command(filepath.Join(dir, "late"))
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		startKilled(t, cmd)
+		for round := range int64(3) {
+			a.waitLines(t, 1+(round+1)*100)
+			if _, err := stdin.Write([]byte{'\n'}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		names := map[string]int{}
+		for _, f := range a.stop(t, hook).faults {
+			name := fmt.Sprintf("%d ", (int(f.Address)-touchAddress)/(100*pageSize))
+			if len(f.Stack) > 0 {
+				name += words(f.Stack[0].Func)
+			}
+			names[name]++
+		}
+		if len(names) != 3 || names["1 jit_first"] != 100 || names["2 jit_second"] != 100 {
+			t.Errorf("rounds have these names: %v", names)
+		}
+	})
+}
