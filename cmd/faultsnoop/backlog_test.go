@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"testing"
 	"time"
@@ -53,7 +54,7 @@ func TestBacklog(t *testing.T) {
 	if d := b.take(); d.batch == nil || d.err != nil {
 		t.Errorf("%+v", d)
 	}
-	if d := b.take(); d.err != io.EOF {
+	if d := b.take(); !errors.Is(d.err, io.EOF) {
 		t.Errorf("%+v", d)
 	}
 }
