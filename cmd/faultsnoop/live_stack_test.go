@@ -463,6 +463,46 @@ func TestFullStacks(t *testing.T) {
 	}
 }
 
+// Our own workloads' stacks by the unwinder of any language, which is triggered at
+// different moments by different hooks.
+func TestWorkloadsFullStacks(t *testing.T) {
+	needRoot(t)
+	hooks(t, someHooks(), func(t *testing.T, hook string) {
+		const pages = 400
+		// The unwinder looks at the process while it waits.
+		hold := strconv.Itoa(inGuest(2, 10)) + "s"
+		tr := traceBy(t, hook, onStageCmd([]string{"memlock"}, []string{
+			self(t), "trace", "--json", "--hook", hook, "--stack=full", "--stack-every", "1", "--",
+			self(t), "workload", "touch", "--pages", strconv.Itoa(pages), "--hold", hold,
+		}))
+		if strings.Contains(tr.stderr, "stacks by frame pointers") {
+			t.Fatal(tr.stderr)
+		}
+		rep := tr.report(t)
+		in := ofProcess(tr.inRange(rep), rep.PID)
+		if len(in) != pages {
+			t.Errorf("%d records, want %d", len(in), pages)
+		}
+		stacked, right := 0, 0
+		var wrong string
+		for _, f := range in {
+			if len(f.Stack) == 0 {
+				continue
+			}
+			stacked++
+			if last := len(f.Stack) - 1; words(f.Stack[0].Func) == "faultsnoop/workload.touchPages" && f.Stack[0].Line != nil &&
+				words(f.Stack[last].Func) == "runtime.goexit" && words(f.StackEnd) == "whole" {
+				right++
+			} else {
+				wrong = fmt.Sprintf("%s (%s)", shortStack(f.Stack), words(f.StackEnd))
+			}
+		}
+		if stacked*10 < pages*9 || right*100 < stacked*99 {
+			t.Errorf("%d of %d faults have a stack, %d of them by touchPages; another is %s", stacked, pages, right, wrong)
+		}
+	})
+}
+
 // That there was no room for more stacks is told.
 func TestStacklessIsTold(t *testing.T) {
 	open := script(fakeSource{counters: fault.Counters{Stackless: 17}})
