@@ -183,7 +183,7 @@ func (p *pythonLines) code(key codeKey, layout *codeLayout) (codeLines, bool) {
 		return codeLines{}, false
 	}
 	if err != nil {
-		c = codeLines{}
+		return codeLines{}, true
 	}
 	p.codes[key] = c
 	return c, true

@@ -136,6 +136,9 @@ func (in *interner) stack(kernel []uint64, frames libpf.Frames, lines []uint32) 
 	return s
 }
 
+// shim is the frame by which C code has called Python in 3.12, which nobody has written.
+const shim = "<interpreter trampoline>"
+
 func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *fault.Stack {
 	s := &fault.Stack{Frames: make([]fault.Frame, 0, len(frames))}
 	for i, handle := range frames {
@@ -155,6 +158,9 @@ func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *
 			}
 			if line != unchanged {
 				frame.Line = line
+			}
+			if frame.Func == shim {
+				continue
 			}
 		}
 		s.Frames = append(s.Frames, frame)
