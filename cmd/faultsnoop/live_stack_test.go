@@ -84,6 +84,20 @@ func TestMapper(t *testing.T) {
 	writeSource(t, dir, "mapper.c", mapperC)
 	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "mapper", "mapper.c"})...)
 	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		// The stack of any language is beside it too, as far as there is time for one.
+		full := traceBy(t, hook, onStageCmd([]string{"memlock"}, []string{
+			self(t), "trace", "--json", "--hook", hook,
+			"--stack=full", "--stack-every", "1", "--mapper", "--", filepath.Join(dir, "mapper"),
+		}))
+		named := 0
+		for _, f := range full.faults {
+			if f.Process == "mapper" && at(0x6d000000, pages)(&f) && strings.HasPrefix(functions(f.Mapper), "by_mmap main ") {
+				named++
+			}
+		}
+		if named != pages {
+			t.Errorf("with stacks of any language %d faults know who has mapped their memory, want %d", named, pages)
+		}
 		tr := trace(t, hook, "--stack=fp", "--mapper", "--", filepath.Join(dir, "mapper"))
 		for _, c := range []struct {
 			name   string
