@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/pprof/profile"
 
@@ -82,6 +84,20 @@ func TestMapper(t *testing.T) {
 	writeSource(t, dir, "mapper.c", mapperC)
 	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "mapper", "mapper.c"})...)
 	hooks(t, bpfHooks, func(t *testing.T, hook string) {
+		// The stack of any language is beside it too, as far as there is time for one.
+		full := traceBy(t, hook, onStageCmd([]string{"memlock"}, []string{
+			self(t), "trace", "--json", "--hook", hook,
+			"--stack=full", "--stack-every", "1", "--mapper", "--", filepath.Join(dir, "mapper"),
+		}))
+		named := 0
+		for _, f := range full.faults {
+			if f.Process == "mapper" && at(0x6d000000, pages)(&f) && strings.HasPrefix(functions(f.Mapper), "by_mmap main ") {
+				named++
+			}
+		}
+		if named != pages {
+			t.Errorf("with stacks of any language %d faults know who has mapped their memory, want %d", named, pages)
+		}
 		tr := trace(t, hook, "--stack=fp", "--mapper", "--", filepath.Join(dir, "mapper"))
 		for _, c := range []struct {
 			name   string
@@ -317,6 +333,96 @@ func checkSpeedscope(t *testing.T, b []byte) {
 	}
 }
 
+// pprof shows what the tool says itself, in another folder, without a network and when the
+// program is gone.
+func TestFlamePprofTool(t *testing.T) {
+	compiler(t, "gcc", "go")
+	dir := openFolder(t)
+	buildTouch(t, dir, "touch", withFrames...)
+	file := filepath.Join(t.TempDir(), "faults.pb.gz")
+	code, _, stderr := outcome(t, program("flame", "--hook", bestHook(t), "--stack=fp", "--format", "pprof", "-o", file, "--", filepath.Join(dir, "touch")))
+	if code != 0 {
+		t.Fatalf("exit code %d; stderr:\n%s", code, stderr)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []string{"faults", "time", "bytes"} {
+		code, folded, stderr := outcome(t, program("flame", "--format", "folded", "--value", value, file))
+		if code != 0 {
+			t.Fatalf("exit code %d; stderr:\n%s", code, stderr)
+		}
+		want := functionSums(t, folded)
+		units := map[string]string{"faults": "count", "time": "ns", "bytes": "B"}
+		cmd := exec.Command("go", "tool", "pprof", "-top", "-functions", "-nodecount=100000", "-nodefraction=0", "-edgefraction=0",
+			"-sample_index="+value, "-unit="+units[value], file)
+		cmd.Dir = t.TempDir()
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOPROXY=off", "PPROF_TMPDIR="+cmd.Dir, "PPROF_BINARY_PATH="+cmd.Dir, "DEBUGINFOD_URLS=")
+		code, top, stderr := outcome(t, cmd)
+		if code != 0 {
+			t.Fatalf("pprof: exit code %d; stderr:\n%s", code, stderr)
+		}
+		if strings.Contains(stderr, "binary") || strings.Contains(stderr, "symbol") {
+			t.Errorf("pprof looks for more: %s", stderr)
+		}
+		shown := 0
+		for line := range strings.Lines(top) {
+			// FLAT FLAT% SUM% CUM CUM% FUNCTION
+			fields := strings.Fields(line)
+			if len(fields) < 6 || !strings.HasSuffix(fields[1], "%") {
+				continue
+			}
+			sums, ok := want[strings.TrimSuffix(strings.Join(fields[5:], " "), " (inline)")]
+			if !ok {
+				t.Errorf("%s: pprof has %q, folded has not", value, line)
+				continue
+			}
+			shown++
+			for i, field := range []string{fields[0], fields[3]} {
+				n, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSuffix(field, "ns"), "B"), 64)
+				if err != nil || uint64(n) != sums[i] {
+					t.Errorf("%s: pprof has %q, folded %d alone and %d in all", value, line, sums[0], sums[1])
+				}
+			}
+		}
+		if shown != len(want) || value == "faults" && want["touch_pages"] != [2]uint64{touchPages, touchPages} || value == "faults" && want["outer"] != [2]uint64{0, touchPages} {
+			t.Errorf("%s: pprof shows %d functions of %d:\n%s", value, shown, len(want), top)
+		}
+	}
+}
+
+// functionSums are the values of each function of a folded profile: where it is innermost,
+// and of all stacks that it is in.
+func functionSums(t *testing.T, folded string) map[string][2]uint64 {
+	t.Helper()
+	sums := map[string][2]uint64{}
+	for line := range strings.Lines(folded) {
+		at := strings.LastIndexByte(line, ' ')
+		n, err := strconv.ParseUint(strings.TrimSpace(line[at:]), 10, 64)
+		if err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		frames := strings.Split(line[:at], ";")[1:] // the first one is the process
+		in := map[string]bool{}
+		for i, frame := range frames {
+			name := strings.TrimSuffix(strings.TrimSuffix(frame, "_[k]"), "_[i]")
+			if j := strings.LastIndexByte(name, ':'); j > 0 {
+				name = name[:j]
+			}
+			s := sums[name]
+			if i == len(frames)-1 {
+				s[0] += n
+			}
+			if !in[name] {
+				s[1] += n
+			}
+			in[name], sums[name] = true, s
+		}
+	}
+	return sums
+}
+
 // What cannot be written is an error, whatever the command's end was.
 func TestFlameFullDisk(t *testing.T) {
 	anyKernel(t)
@@ -384,23 +490,87 @@ func TestStacksOfOrdinaryUser(t *testing.T) {
 	checkFolded(t, stdout)
 }
 
-// The unwinder needs time to look at a process, and the process itself to find its names.
+// pythonTouch touches 40 pages of its file in each round, pythonEach in a row in one way,
+// until there is a file named stop.
 const (
-	pythonRounds = 10
-	pythonTouch  = `import mmap, sys, time
+	pythonEach  = 8
+	pythonTouch = `import functools, mmap, os, sys, threading, time
 def leaf(m, low, high):
     for i in range(low, high):
         m[i * 4096] = 1  # touch
 def outer(m, low, high):
-    leaf(m, low, high)
+    leaf(m, low, high)  # outer
+def generating(m, low, high):
+    def page(i):
+        return (i + 0 * low) * 4096
+    for i in range(low, high):
+        m[page(i)] = 1  # generating
+        yield i
+def generator(m, low, high):
+    for i in generating(m, low, high):  # generator
+        pass
+def extension(m, low, high):
+    for i in range(low, high):
+        functools.reduce(lambda a, b: leaf(m, b, b + 1), [i], None)  # extension
+def thread(m, low, high):
+    t = threading.Thread(target=outer, args=(m, low, high))
+    t.start()
+    t.join()
+def interpreter(m, low, high):
+    if not interpreters:
+        return outer(m, low, high)  # without
+    interpreters.run_string(other, "inside(%d, %d)" % (low, high))  # interpreter
+interpreters = None
+if sys.version_info >= (3, 13):
+    import _interpreters as interpreters
+elif sys.version_info >= (3, 8):
+    import _xxsubinterpreters as interpreters
+if interpreters:
+    other = interpreters.create()
+    interpreters.run_string(other, """import mmap
+def inside(low, high):
+    for i in range(low, high):
+        m[i * 4096] = 1
+f = open(%r, "r+b")
+m = mmap.mmap(f.fileno(), 40 * 4096)
+""" % sys.argv[1])
 f = open(sys.argv[1], "r+b")
-m = mmap.mmap(f.fileno(), 400 * 4096)
-for i in range(10):
-    time.sleep(0.4)
-    outer(m, i * 40, i * 40 + 40)
-time.sleep(1)
+m = mmap.mmap(f.fileno(), 40 * 4096)
+while not os.path.exists("stop"):
+    for size in 0, 40 * 4096:
+        os.ftruncate(f.fileno(), size)
+    for n, way in enumerate((outer, generator, extension, thread, interpreter)):
+        way(m, n * 8, n * 8 + 8)  # way
+    time.sleep(0.05)
 `
 )
+
+// pythonWays are the frames of Python of pythonTouch, the innermost first, by its ways.
+func pythonWays(t *testing.T, interpreter string) []string {
+	at := func(function, word string) string {
+		return fmt.Sprintf("%s:%d ", function, lineOf(t, pythonTouch, "# "+word+"\n"))
+	}
+	leaf, outer, module := at("leaf", "touch"), at("outer", "outer"), at("<module>", "way")
+	out, err := exec.Command(interpreter, "-c", "import sys; print(sys.version_info[1])").Output()
+	minor, _ := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil || minor == 0 {
+		t.Fatalf("%s: %q, %v", interpreter, out, err)
+	}
+	inside := "inside:4 " // its caller is gone when the stack is named
+	switch {
+	case minor < 8:
+		inside = leaf + outer + at("interpreter", "without") + module
+	case minor < 12: // the thread still says that it runs the first one
+		inside = at("interpreter", "interpreter") + module
+	}
+	return []string{
+		leaf + outer + module,
+		at("generating", "generating") + at("generator", "generator") + module,
+		leaf + at("<lambda>", "extension") + at("extension", "extension") + module,
+		leaf + outer,
+		inside,
+	}
+}
 
 // Lines of Python, of each interpreter that is found, in the stacks of any language.
 // https://github.com/benfred/py-spy/issues/731
@@ -422,26 +592,28 @@ func TestFullStacks(t *testing.T) {
 	writeSource(t, dir, "touch.py", pythonTouch)
 	for i := range pythons {
 		writeSource(t, dir, strconv.Itoa(i+1), "")
-		if err := os.Truncate(filepath.Join(dir, strconv.Itoa(i+1)), touchPages*4096); err != nil {
+		if err := os.Truncate(filepath.Join(dir, strconv.Itoa(i+1)), 40*4096); err != nil {
 			t.Fatal(err)
 		}
 	}
 	script := `cd "$1" && shift && n=0; for p; do n=$((n+1)); "$p" touch.py $n & done; wait`
 	args := append([]string{self(t), "trace", "--json", "--hook", bestHook(t), "--stack=full", "--stack-every", "1", "--", "sh", "-c", script, "sh", dir}, pythons...)
-	tr := traceBy(t, bestHook(t), onStageCmd([]string{"memlock"}, args))
-	if strings.Contains(tr.stderr, "stacks by frame pointers") {
-		t.Fatal(tr.stderr)
+	// The unwinder needs time to look at processes, and they have to be there when it names
+	// their stacks: they go on until there are enough.
+	files := make([]string, len(pythons))
+	for i := range pythons {
+		files[i] = filepath.Join(dir, strconv.Itoa(i+1))
 	}
-	leaf := fmt.Sprintf("leaf:%d", lineOf(t, pythonTouch, "# touch"))
+	faults := whileStacks(t, onStageCmd([]string{"memlock"}, args), "python", files, filepath.Join(dir, "stop"))
 	for i, p := range pythons {
 		t.Run(p, func(t *testing.T) {
-			all, stacked, right := 0, 0, 0
-			var wrong string
-			for _, f := range tr.faults {
-				if f.VMA == nil || words(f.VMA.Path) != filepath.Join(dir, strconv.Itoa(i+1)) {
+			ways := pythonWays(t, p)
+			var stacked, right [5]int
+			wrong := map[string]int{}
+			for _, f := range faults {
+				if f.VMA == nil || words(f.VMA.Path) != files[i] {
 					continue
 				}
-				all++
 				if len(f.Stack) == 0 {
 					continue
 				}
@@ -449,15 +621,22 @@ func TestFullStacks(t *testing.T) {
 				if strings.Contains(p, "/3.10.") && len(python) > 0 && python[0].Line == nil {
 					continue // of its first stacks no line can be known
 				}
-				stacked++
-				if len(python) >= 3 && python[0].at() == leaf && words(python[1].Func) == "outer" && words(python[2].Func) == "<module>" {
-					right++
+				way := int(*f.PgOff) / pythonEach % len(ways)
+				stacked[way]++
+				// Names are qualified since 3.11.
+				if strings.HasPrefix(strings.ReplaceAll(shortStack(python), "extension.<locals>.", "")+" ", ways[way]) {
+					right[way]++
 				} else {
-					wrong = shortStack(f.Stack)
+					wrong[fmt.Sprintf("%s, want %s", shortStack(f.Stack), ways[way])]++
 				}
 			}
-			if all != touchPages || stacked < touchPages/pythonRounds || right*100 < stacked*99 {
-				t.Errorf("%d faults, %d with a stack, %d of them by %s; another is %q", all, stacked, right, leaf, wrong)
+			for way := range ways {
+				if stacked[way] < pythonEach || right[way]*100 < stacked[way]*99 {
+					t.Errorf("%d faults have a stack, %d of them by %s", stacked[way], right[way], ways[way])
+				}
+			}
+			for s, n := range wrong {
+				t.Logf("%d times %s", n, s)
 			}
 		})
 	}
@@ -501,6 +680,61 @@ func TestWorkloadsFullStacks(t *testing.T) {
 			t.Errorf("%d of %d faults have a stack, %d of them by touchPages; another is %s", stacked, pages, right, wrong)
 		}
 	})
+}
+
+// whileStacks runs trace --json until faults of each file have 120 stacks with frames of a
+// language, then makes a file that ends the command, and returns the faults up to there.
+func whileStacks(t *testing.T, cmd *exec.Cmd, lang string, files []string, stop string) []liveFault {
+	t.Helper()
+	const enough = 120
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	startKilled(t, cmd)
+	end := func() {
+		if err := os.WriteFile(stop, nil, 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	timer := time.AfterFunc(patience, end)
+	defer timer.Stop()
+	var faults []liveFault
+	stacks := map[string]int{}
+	full := 0
+	lines := bufio.NewReader(stdout)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			break
+		}
+		if full == len(files) || !bytes.HasPrefix(line, []byte(`{"type":"fault",`)) {
+			continue
+		}
+		var f liveFault
+		if err := json.Unmarshal(line, &f); err != nil {
+			t.Fatalf("%v: %q", err, line)
+		}
+		faults = append(faults, f)
+		if f.VMA == nil || !slices.Contains(files, words(f.VMA.Path)) ||
+			!slices.ContainsFunc(f.Stack, func(f liveFrame) bool { return words(f.Lang) == lang }) {
+			continue
+		}
+		if path := words(f.VMA.Path); stacks[path] < enough {
+			if stacks[path]++; stacks[path] == enough {
+				full++
+			}
+		}
+		if full == len(files) {
+			end()
+		}
+	}
+	if err := cmd.Wait(); err != nil || full < len(files) {
+		t.Fatalf("%v; stacks: %v; stderr:\n%s", err, stacks, stderr.String())
+	}
+	return faults
 }
 
 // That there was no room for more stacks is told.

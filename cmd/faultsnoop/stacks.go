@@ -45,8 +45,9 @@ func (t *tracer) openUnwinder() {
 		return
 	}
 	t.unwound = u
-	// Records and traces meet here, so nothing is counted in the kernel.
-	t.open.Stacks, t.open.CountOnly = false, false
+	// Records and traces meet here, so nothing is counted in the kernel. Who has mapped the
+	// memory is followed by frame pointers.
+	t.open.Stacks, t.open.CountOnly = t.open.Mappers, false
 }
 
 // mappings is who knows what processes had mapped when a stack was taken.
@@ -174,7 +175,7 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 			f.Stack = n.named.of(f.StackID)
 		} else if f.Stack != nil {
 			f.Stack = n.full.name(f, n)
-			if f.StackID != 0 {
+			if n.full.counted && f.StackID != 0 {
 				n.unwound[f.StackID], n.process[f.StackID] = f.Stack, f.Process
 			}
 		}

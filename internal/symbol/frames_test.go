@@ -745,14 +745,22 @@ func TestPerfMapLive(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			need(t, c.name)
-			args := c.args
+			name, args := c.name, c.args
 			if c.name == "python3" {
-				if exec.Command(c.name, "-c", "import sys; sys.exit(sys.version_info < (3, 12))").Run() != nil {
-					t.Skip("python3 is older than 3.12 and lists no functions")
+				interpreters := []string{"python3"}
+				if home, err := os.UserHomeDir(); err == nil {
+					more, _ := filepath.Glob(filepath.Join(home, ".pyenv/versions/3.*/bin/python3"))
+					interpreters = append(interpreters, more...)
 				}
-				args = append(slices.Clone(args[:2]), filepath.Join(dir, args[2]))
+				i := slices.IndexFunc(interpreters, func(p string) bool {
+					return exec.Command(p, "-c", "import sys; sys.exit(sys.version_info < (3, 12))").Run() == nil
+				})
+				if i < 0 {
+					t.Skip("no Python is 3.12 or newer and lists functions")
+				}
+				name, args = interpreters[i], append(slices.Clone(args[:2]), filepath.Join(dir, args[2]))
 			}
-			cmd := exec.Command(c.name, args...)
+			cmd := exec.Command(name, args...)
 			cmd.Dir = dir
 			stdin, err := cmd.StdinPipe()
 			if err != nil {

@@ -136,6 +136,9 @@ func (in *interner) stack(kernel []uint64, frames libpf.Frames, lines []uint32) 
 	return s
 }
 
+// shim is the frame by which C code has called Python in 3.12, which nobody has written.
+const shim = "<interpreter trampoline>"
+
 func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *fault.Stack {
 	s := &fault.Stack{Frames: make([]fault.Frame, 0, len(frames))}
 	for i, handle := range frames {
@@ -149,9 +152,15 @@ func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *
 			frame.Addr = kernel[i]
 		}
 		if frame.Lang == fault.LangPython && lines != nil {
-			frame.Line = 0
+			line := uint32(0)
 			if len(lines) > 0 {
-				frame.Line, lines = lines[0], lines[1:]
+				line, lines = lines[0], lines[1:]
+			}
+			if line != unchanged {
+				frame.Line = line
+			}
+			if frame.Func == shim {
+				continue
 			}
 		}
 		s.Frames = append(s.Frames, frame)
@@ -211,7 +220,7 @@ func (u *Unwinder) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEvent
 		Time: uint64(raw.KTime),
 		PID:  uint32(meta.PID), TID: uint32(meta.TID), CPU: uint32(meta.CPU),
 		Comm:  fault.MakeComm(meta.Comm.String()),
-		Stack: u.stacks.stack(kernel, trace.Frames, u.python310.lines(raw, trace.Frames)),
+		Stack: u.stacks.stack(kernel, trace.Frames, u.pythonLines.lines(raw, trace.Frames)),
 	}
 	u.got.Add(1)
 	if t.Stack.End == fault.StackIncomplete || t.Stack.End == fault.StackNone {

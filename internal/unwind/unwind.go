@@ -99,12 +99,12 @@ func (c Counts) Missing() uint64 { return c.Taken - min(c.Taken, c.Got+c.Dropped
 
 // Unwinder takes stacks. Its methods may be called from any goroutine.
 type Unwinder struct {
-	tracer    *tracer.Tracer
-	sampler   *sampler
-	traces    chan Trace
-	raw       chan *libpf.EbpfTrace
-	stacks    *interner
-	python310 *python310
+	tracer      *tracer.Tracer
+	sampler     *sampler
+	traces      chan Trace
+	raw         chan *libpf.EbpfTrace
+	stacks      *interner
+	pythonLines *pythonLines
 
 	// current is what the library is naming: it calls back without the raw trace.
 	current      *libpf.EbpfTrace
@@ -187,7 +187,7 @@ func (u *Unwinder) start(syncing context.Context) error {
 	if err := u.tracer.Enable(u.closing, u.sampler); err != nil {
 		return err
 	}
-	u.python310 = newPython310(u.sampler.pythons)
+	u.pythonLines = newPythonLines(u.sampler.pythons)
 	if err := u.tracer.StartMapMonitors(u.closing, u.raw); err != nil {
 		return err
 	}
