@@ -35,12 +35,33 @@ struct mapping_record *mapping_record_type __attribute__((unused));
  * The stacks that were sent: id to a second hash of the same frames. Whoever finds another
  * one at his id takes the next.
  */
-struct {
+struct sent_stacks {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1); /* set by user space */
 	__type(key, __u64);
 	__type(value, __u64);
+};
+
+/*
+ * A long trace sees more stacks than there is room for. Before that happens user space
+ * begins a generation, which has a map of its own: each stack is sent again when it is next
+ * seen. The generation is the upper part of an id, so that of no stack is given to another.
+ * There are maps of the one before, for programs that have begun with it, and of the next.
+ */
+#define GENERATIONS 4
+#define GENERATION_SHIFT 48
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, GENERATIONS);
+	__type(key, __u32);
+	__array(values, struct sent_stacks);
 } stacks SEC(".maps");
+
+volatile __u16 stack_generation;
+
+/* The generation whose map is full, plus one: then nothing is sent in vain. */
+volatile __u32 full_generation;
 
 /*
  * Where a stack is put together: one place for each kind of program, since one on a
@@ -172,6 +193,7 @@ static __always_inline void walk_kernel(struct stack_record *rec, void *ctx)
 }
 
 #define STACK_PROBES 4
+#define E2BIG 7
 
 /*
  * Finds the id of a stack and sends the stack if it is new. Returns 0 if there is no room
@@ -180,26 +202,39 @@ static __always_inline void walk_kernel(struct stack_record *rec, void *ctx)
 static __always_inline __u64 intern(struct stack_record *rec)
 {
 	__u32 size = (rec->kernel + rec->user) & (MAX_STACK - 1);
+	__u64 generation = stack_generation, hash = rec->id;
+	__u32 slot = generation % GENERATIONS;
+	void *sent = bpf_map_lookup_elem(&stacks, &slot);
 
+	if (!sent)
+		return 0;
 	for (int i = 0; i < STACK_PROBES; i++) {
-		__u64 id = rec->id + i, *check;
+		__u64 id = ((hash + i) & ((1ULL << GENERATION_SHIFT) - 1)) |
+			   generation << GENERATION_SHIFT;
+		__u64 *check;
+		long err;
 
 		/* 0 is none. */
 		if (!id)
 			continue;
-		check = bpf_map_lookup_elem(&stacks, &id);
+		check = bpf_map_lookup_elem(sent, &id);
 		if (check && *check == rec->check)
 			return id;
 		if (check)
 			continue;
+		if (full_generation == generation + 1)
+			return 0;
 		/* Another CPU may be about to send it too, which does no harm. */
 		rec->id = id;
 		if (bpf_ringbuf_output(&records, rec,
 				       offsetof(struct stack_record, frames) + size * sizeof(__u64),
 				       wakeup()))
 			return 0;
-		if (bpf_map_update_elem(&stacks, &id, &rec->check, BPF_NOEXIST)) {
-			check = bpf_map_lookup_elem(&stacks, &id);
+		err = bpf_map_update_elem(sent, &id, &rec->check, BPF_NOEXIST);
+		if (err) {
+			if (err == -E2BIG)
+				full_generation = generation + 1;
+			check = bpf_map_lookup_elem(sent, &id);
 			if (!check)
 				return 0;
 			if (*check != rec->check)

@@ -107,7 +107,7 @@ func openPlan(plan kernel.Plan, opt kernel.Options, o sourceOptions) (source, er
 	}
 	return perfevent.Open(perfevent.Options{
 		Filter: o.Filter, Sample: o.Sample, CommandPID: o.CommandPID, Command: o.Command,
-		BufferPages: ringPages(o.Buffer), Stacks: o.Stacks,
+		BufferPages: ringPages(o.Buffer), Stacks: o.Stacks, KeepStacks: o.CountOnly,
 	})
 }
 

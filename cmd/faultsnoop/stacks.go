@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -62,18 +63,42 @@ type stackNamer struct {
 	timeline *perfevent.Timeline // nil if the source follows mappings itself
 	resolver *symbol.Resolver
 	kernel   *symbol.Kernel // nil if its symbols cannot be read
-	named    map[uint64]*fault.Stack
-	process  map[uint64]fault.Comm // whose stack it is
+	named    stackMemory
+	process  map[uint64]fault.Comm // whose stack it is, if faults are counted by it
 	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
 	unwound map[uint64]*fault.Stack
 	mappers aggregate.Mappers
 	full    *unwound // nil if frame pointers are followed
 }
 
+// stackMemory are stacks by their ids, of the latest generation and of the one before:
+// what came earlier is forgotten, so that a long trace does not grow.
+type stackMemory [2]struct {
+	generation uint64
+	stacks     map[uint64]*fault.Stack
+}
+
+func (m *stackMemory) add(id uint64, s *fault.Stack) {
+	generation := id >> fault.StackGeneration
+	in := &m[generation%uint64(len(m))]
+	if in.stacks == nil || in.generation != generation {
+		in.generation, in.stacks = generation, map[uint64]*fault.Stack{}
+	}
+	in.stacks[id] = s
+}
+
+// of returns nil if a stack is not known.
+func (m *stackMemory) of(id uint64) *fault.Stack {
+	return m[id>>fault.StackGeneration%uint64(len(m))].stacks[id]
+}
+
 // newStackNamer is to be called before the traced command runs, whose mappings are heard
 // of from then on.
 func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Logger) (*stackNamer, error) {
-	n := &stackNamer{named: map[uint64]*fault.Stack{}, process: map[uint64]fault.Comm{}, unwound: map[uint64]*fault.Stack{}, full: full}
+	n := &stackNamer{unwound: map[uint64]*fault.Stack{}, full: full}
+	if len(open.Tables) > 0 {
+		n.process = map[uint64]fault.Comm{}
+	}
 	if session, ok := src.(*perfevent.Session); ok {
 		n.maps = session
 	} else {
@@ -84,13 +109,22 @@ func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Log
 		n.maps, n.timeline = timeline, timeline
 	}
 	n.resolver = symbol.NewResolver(symbol.Options{
-		PageSize: uint64(os.Getpagesize()), Symbols: true, Proc: process.ProcIsOurs(), Patient: true,
+		PageSize: uint64(os.Getpagesize()), Symbols: true, Proc: process.ProcIsOurs(), Patient: true, Fetch: fetchWait(open.CountOnly),
 	})
 	var err error
 	if n.kernel, err = symbol.OpenKernel(); err != nil {
 		log.Info(fmt.Sprintf("functions of the kernel have no names: %v", err))
 	}
 	return n, nil
+}
+
+// fetchWait is how long naming may wait for a server of debug files. Nobody waits for it where
+// faults are counted in the kernel.
+func fetchWait(countOnly bool) time.Duration {
+	if countOnly {
+		return 20 * time.Second
+	}
+	return time.Second
 }
 
 // nameStacks returns what names stacks, nil if none are taken.
@@ -132,12 +166,12 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 	for i := range batch.Faults {
 		f := &batch.Faults[i]
 		for len(calls) > 0 && calls[0].Time <= f.End {
-			n.mappers.Add(&calls[0])
+			n.mapping(&calls[0])
 			calls = calls[1:]
 		}
-		f.Mapper = n.named[n.mappers.Of(f)]
+		f.Mapper = n.mappers.Of(f)
 		if n.full == nil {
-			f.Stack = n.named[f.StackID]
+			f.Stack = n.named.of(f.StackID)
 		} else if f.Stack != nil {
 			f.Stack = n.full.name(f, n)
 			if f.StackID != 0 {
@@ -146,16 +180,24 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 		}
 	}
 	for i := range calls {
-		n.mappers.Add(&calls[i])
+		n.mapping(&calls[i])
 	}
 	return nil
+}
+
+// mapping takes up a call with its stack, which may be wanted long after its id is forgotten.
+func (n *stackNamer) mapping(c *fault.MappingCall) {
+	c.Stack = n.named.of(c.StackID)
+	n.mappers.Add(c)
 }
 
 // add names stacks, in the order of their times.
 func (n *stackNamer) add(stacks []fault.RawStack) {
 	for i := range stacks {
-		n.named[stacks[i].ID] = n.stack(&stacks[i])
-		n.process[stacks[i].ID] = stacks[i].Process
+		n.named.add(stacks[i].ID, n.stack(&stacks[i]))
+		if n.process != nil {
+			n.process[stacks[i].ID] = stacks[i].Process
+		}
 	}
 }
 
@@ -241,9 +283,10 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 // profile is a table by stack or by sample with the stacks' names. What had no row, and
 // stacks that nobody has heard of, are faults without a stack.
 func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
-	none, named := &fault.Stack{End: fault.StackNone}, n.named
+	none := &fault.Stack{End: fault.StackNone}
+	named := n.named.of
 	if n.full != nil {
-		named = n.unwound
+		named = func(id uint64) *fault.Stack { return n.unwound[id] }
 	}
 	p := &fault.Profile{}
 	add := func(s fault.StackSample, c *fault.Cost) {
@@ -253,7 +296,7 @@ func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
 	}
 	for key, cost := range t.Rows {
 		s := fault.StackSample{
-			Stack: named[key.Value], Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
+			Stack: named(key.Value), Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
 		}
 		if s.Stack == nil {
 			s.Stack = none

@@ -28,7 +28,10 @@ type mapped struct {
 	brk   uint64 // the end of the heap, 0 before the first call
 }
 
-type mappedPart struct{ start, end, stack uint64 }
+type mappedPart struct {
+	start, end uint64
+	stack      *fault.Stack
+}
 
 // Add takes up a call. Calls come in the order of their times.
 func (m *Mappers) Add(c *fault.MappingCall) {
@@ -44,7 +47,7 @@ func (m *Mappers) Add(c *fault.MappingCall) {
 		p = &mapped{}
 		m.programs[of] = p
 	}
-	part := mappedPart{c.Start, c.End, c.StackID}
+	part := mappedPart{c.Start, c.End, c.Stack}
 	if c.Brk {
 		// The first call only asks where the heap ends, and what was there is nobody's.
 		before := p.brk
@@ -79,16 +82,15 @@ func (p *mapped) add(part mappedPart) {
 	p.parts = slices.Replace(p.parts, first, last, with...)
 }
 
-// Of is the id of the stack of the call that has mapped the memory of a fault, 0 if it was
-// not heard of.
-func (m *Mappers) Of(f *fault.Fault) uint64 {
+// Of is the stack of the call that has mapped the memory of a fault, nil if it is not known.
+func (m *Mappers) Of(f *fault.Fault) *fault.Stack {
 	p := m.programs[program{f.PID, f.Image}]
 	if p == nil {
-		return 0
+		return nil
 	}
 	i := sort.Search(len(p.parts), func(i int) bool { return p.parts[i].end > f.Address })
 	if i == len(p.parts) || p.parts[i].start > f.Address {
-		return 0
+		return nil
 	}
 	return p.parts[i].stack
 }

@@ -1,6 +1,7 @@
 package aggregate
 
 import (
+	"slices"
 	"testing"
 
 	"faultsnoop/internal/fault"
@@ -8,8 +9,12 @@ import (
 
 func TestMappers(t *testing.T) {
 	var m Mappers
-	if got := m.Of(&fault.Fault{PID: 1}); got != 0 {
-		t.Errorf("mapped by %d, and no call was heard of", got)
+	if got := m.Of(&fault.Fault{PID: 1}); got != nil {
+		t.Errorf("mapped by %v, and no call was heard of", got)
+	}
+	var stacks [11]*fault.Stack // the first one stands for none
+	for i := 1; i < len(stacks); i++ {
+		stacks[i] = &fault.Stack{}
 	}
 	for _, c := range []fault.MappingCall{
 		{PID: 1, Image: 5, Start: 0x1000, End: 0x9000, StackID: 1},
@@ -23,11 +28,13 @@ func TestMappers(t *testing.T) {
 		{PID: 1, Image: 5, Start: 0x10000, End: 0x12000, StackID: 9, Brk: true}, // shrinks
 		{PID: 1, Image: 5, Start: 0x10000, End: 0x13000, StackID: 10, Brk: true},
 	} {
+		c.Stack = stacks[c.StackID]
 		m.Add(&c)
 	}
 	for _, test := range []struct {
-		pid, image     uint32
-		address, stack uint64
+		pid, image uint32
+		address    uint64
+		stack      int
 	}{
 		{1, 5, 0xfff, 0},
 		{1, 5, 0x1000, 1},
@@ -47,8 +54,8 @@ func TestMappers(t *testing.T) {
 		{1, 5, 0x11000, 8},
 		{1, 5, 0x12000, 10},
 	} {
-		if got := m.Of(&fault.Fault{PID: test.pid, Image: test.image, Address: test.address}); got != test.stack {
-			t.Errorf("process %d, image %d: %#x is mapped by %d, want %d", test.pid, test.image, test.address, got, test.stack)
+		if got := m.Of(&fault.Fault{PID: test.pid, Image: test.image, Address: test.address}); got != stacks[test.stack] {
+			t.Errorf("process %d, image %d: %#x is mapped by %d, want %d", test.pid, test.image, test.address, slices.Index(stacks[:], got), test.stack)
 		}
 	}
 }

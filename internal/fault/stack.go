@@ -85,9 +85,14 @@ type Stack struct {
 	End    StackEnd
 }
 
+// StackGeneration is the number of the lowest of the 16 bits of an id that are its generation.
+const StackGeneration = 48
+
 // RawStack is a stack before anybody has named its frames.
 type RawStack struct {
-	// ID is that of [Fault.StackID], never 0.
+	// ID is that of [Fault.StackID], never 0. What is above [StackGeneration] counts how often
+	// the source has begun anew to send stacks. Once one of generation N has come, ids of
+	// N-2 and before do not come any more.
 	ID uint64
 	// Time is when the first fault with it was complete, in nanoseconds of CLOCK_MONOTONIC.
 	Time uint64
@@ -108,7 +113,10 @@ type MappingCall struct {
 	// Start and End are what it has mapped or, of Brk, the whole heap after it.
 	Start, End uint64
 	Brk        bool
-	StackID    uint64
+	// StackID is that of the call, 0 if there was no room for it, and Stack is nil until
+	// somebody names it.
+	StackID uint64
+	Stack   *Stack
 }
 
 // StackSample is what the faults of one thread, of one kind, with one stack cost.

@@ -52,7 +52,7 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 	spec.Maps[faultMapRecords].MaxEntries = uint32(p.RingBytes)
 	spec.Maps[faultMapStatRows].MaxEntries = uint32(p.StatRows)
 	spec.Maps[faultMapPagesSeen].MaxEntries = uint32(p.Pages)
-	spec.Maps[faultMapStacks].MaxEntries = uint32(p.Stacks)
+	spec.Maps[faultMapStacks].InnerMap.MaxEntries = uint32(max(p.Stacks, 1))
 	if p.TaskStorage {
 		spec.Maps[faultMapStatesByTask].MaxEntries = 1
 		return nil

@@ -302,6 +302,7 @@ const (
 	faultVarFlagVmaLock              = "flag_vma_lock"
 	faultVarFlagWrite                = "flag_write"
 	faultVarFollowChildren           = "follow_children"
+	faultVarFullGeneration           = "full_generation"
 	faultVarHasTaskPtRegs            = "has_task_pt_regs"
 	faultVarMappingRecordType        = "mapping_record_type"
 	faultVarMaxRecordType            = "max_record_type"
@@ -322,6 +323,7 @@ const (
 	faultVarSelfTgid                 = "self_tgid"
 	faultVarSelftestEnd              = "selftest_end"
 	faultVarSelftestStart            = "selftest_start"
+	faultVarStackGeneration          = "stack_generation"
 	faultVarStackRecordType          = "stack_record_type"
 	faultVarStackSeed                = "stack_seed"
 	faultVarStatTables               = "stat_tables"
@@ -459,6 +461,7 @@ type faultVariableSpecs struct {
 	FlagVmaLock       *ebpf.VariableSpec `ebpf:"flag_vma_lock"`
 	FlagWrite         *ebpf.VariableSpec `ebpf:"flag_write"`
 	FollowChildren    *ebpf.VariableSpec `ebpf:"follow_children"`
+	FullGeneration    *ebpf.VariableSpec `ebpf:"full_generation"`
 	HasTaskPtRegs     *ebpf.VariableSpec `ebpf:"has_task_pt_regs"`
 	MappingRecordType *ebpf.VariableSpec `ebpf:"mapping_record_type"`
 	MaxRecordType     *ebpf.VariableSpec `ebpf:"max_record_type"`
@@ -479,6 +482,7 @@ type faultVariableSpecs struct {
 	SelfTgid          *ebpf.VariableSpec `ebpf:"self_tgid"`
 	SelftestEnd       *ebpf.VariableSpec `ebpf:"selftest_end"`
 	SelftestStart     *ebpf.VariableSpec `ebpf:"selftest_start"`
+	StackGeneration   *ebpf.VariableSpec `ebpf:"stack_generation"`
 	StackRecordType   *ebpf.VariableSpec `ebpf:"stack_record_type"`
 	StackSeed         *ebpf.VariableSpec `ebpf:"stack_seed"`
 	StatTables        *ebpf.VariableSpec `ebpf:"stat_tables"`
@@ -586,6 +590,7 @@ type faultVariables struct {
 	FlagVmaLock       *ebpf.Variable `ebpf:"flag_vma_lock"`
 	FlagWrite         *ebpf.Variable `ebpf:"flag_write"`
 	FollowChildren    *ebpf.Variable `ebpf:"follow_children"`
+	FullGeneration    *ebpf.Variable `ebpf:"full_generation"`
 	HasTaskPtRegs     *ebpf.Variable `ebpf:"has_task_pt_regs"`
 	MappingRecordType *ebpf.Variable `ebpf:"mapping_record_type"`
 	MaxRecordType     *ebpf.Variable `ebpf:"max_record_type"`
@@ -606,6 +611,7 @@ type faultVariables struct {
 	SelfTgid          *ebpf.Variable `ebpf:"self_tgid"`
 	SelftestEnd       *ebpf.Variable `ebpf:"selftest_end"`
 	SelftestStart     *ebpf.Variable `ebpf:"selftest_start"`
+	StackGeneration   *ebpf.Variable `ebpf:"stack_generation"`
 	StackRecordType   *ebpf.Variable `ebpf:"stack_record_type"`
 	StackSeed         *ebpf.Variable `ebpf:"stack_seed"`
 	StatTables        *ebpf.Variable `ebpf:"stat_tables"`

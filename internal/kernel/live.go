@@ -43,6 +43,7 @@ type Live struct {
 	lost     map[string]uint64 // as last reported
 	tables   []fault.By
 	compared string // see fault.Session
+	stacks   stackRoom
 	recordFilter,
 	stopped,
 	drained bool
@@ -97,6 +98,9 @@ func (l *Live) start(opt Options, sys *System) error {
 		if *m, err = l.coll.Maps[name].Memory(); err != nil {
 			return fmt.Errorf("mapping %s: %w", name, err)
 		}
+	}
+	if err := l.makeRoom(opt.CountOnly); err != nil {
+		return err
 	}
 	if err := l.setTargets(opt); err != nil {
 		return err
@@ -204,11 +208,15 @@ func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("reading the ring buffer: %w", err)
 		}
+		l.stacks.read(len(l.record.RawSample))
 		if f, ok := l.decoder.decode(l.record.RawSample); ok {
 			l.batch.Faults = append(l.batch.Faults, f)
 		}
 	}
 	l.batch.Stacks = l.decoder.takeStacks()
+	if err := l.renewRoom(); err != nil {
+		return nil, err
+	}
 	l.batch.Mappings, l.decoder.mappings = l.decoder.mappings, nil
 	return &l.batch, l.upkeep()
 }

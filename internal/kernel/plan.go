@@ -51,6 +51,9 @@ const (
 	maxPages = 1 << 20
 	// maxStacks is how many different stacks are told apart, in about 3 MiB.
 	maxStacks = 1 << 15
+	// maxFrames is how many frames may come before stacks begin anew: who names them needs
+	// about 100 bytes for each.
+	maxFrames = 1 << 18
 	// The reader, which looks by itself every 50 ms, is woken when this part of the
 	// ring is full, or this many bytes.
 	wakeFraction = 8
@@ -71,7 +74,7 @@ type Plan struct {
 	StatRows int
 	// Pages is how many pages are remembered.
 	Pages int
-	// Stacks is how many different stacks there may be.
+	// Stacks is how many different stacks there may be; 0: none are taken.
 	Stacks int
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
@@ -249,7 +252,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 	if opt.Again {
 		p.Pages = maxPages
 	}
-	if p.Stacks = 1; opt.Stacks {
+	if opt.Stacks || opt.Mappers {
 		p.Stacks = maxStacks
 	}
 	if f.PTEFault.OK {

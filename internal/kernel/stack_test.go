@@ -72,3 +72,98 @@ func TestStackOfOwnFunctions(t *testing.T) {
 		}
 	})
 }
+
+// TestStacksBeginAnew: a trace that sees more stacks than there is room for goes on to get
+// them, each id means one stack, and what found no room meanwhile is counted.
+func TestStacksBeginAnew(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		feat, opt := needHook(t, hook)
+		const room, depths, rounds = 16, 50, 2
+		pageSize := os.Getpagesize()
+		mem := region(t, rounds*depths+2*room)
+		opt.Stacks = true
+		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
+		plans, err := feat.Plans(opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans[0].Stacks = room
+		l, err := Open(plans[0], opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+
+		depthOf, told := map[uint64]int{}, map[uint64]int{} // by id
+		seen, without := 0, 0
+		wanted := func(f *fault.Fault) int {
+			page := int(f.Address-addressOf(mem)) / pageSize
+			if page >= rounds*depths {
+				return page - rounds*depths
+			}
+			return page % depths
+		}
+		take := func(batch *fault.Batch) {
+			for i := range batch.Stacks {
+				s, n := &batch.Stacks[i], 0
+				for _, pc := range s.User {
+					if f := runtime.FuncForPC(uintptr(pc) - 1); f != nil && strings.HasSuffix(f.Name(), ".touchDeep") {
+						n++
+					}
+				}
+				if d, known := depthOf[s.ID]; known && d != n-1 {
+					t.Errorf("id %#x is of stacks of depth %d and %d", s.ID, d, n-1)
+				}
+				depthOf[s.ID] = n - 1
+				told[s.ID]++
+			}
+			for i := range batch.Faults {
+				f := &batch.Faults[i]
+				seen++
+				if f.StackID == 0 {
+					without++
+				} else if d, known := depthOf[f.StackID]; !known || d != wanted(f) {
+					t.Errorf("fault of depth %d has id %#x, known %v, of depth %d", wanted(f), f.StackID, known, d)
+				}
+			}
+		}
+		next := func() {
+			batch, err := l.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			take(batch)
+		}
+		for i := range rounds * depths {
+			touchDeep(mem[i*pageSize:], i%depths)
+			if i%4 == 3 { // so that there is always room
+				next()
+			}
+		}
+		if next(); without > 0 || seen != rounds*depths {
+			t.Errorf("%d of %d faults have no stack though there was time to make room", without, seen)
+		}
+		if len(depthOf) != rounds*depths {
+			t.Errorf("%d ids, want one for each of %d depths in each of %d rounds", len(depthOf), depths, rounds)
+		}
+		burst := 2 * room
+		for i := range burst {
+			touchDeep(mem[(rounds*depths+i)*pageSize:], i)
+		}
+		next()
+		c, err := l.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if without == 0 || c.Stackless != uint64(without) || seen != rounds*depths+burst {
+			t.Errorf("%d faults, %d without a stack, %d of them counted; a burst of %d stacks finds room for %d", seen, without, c.Stackless, burst, room)
+		}
+		faults, stacks := drainStacks(t, l)
+		take(&fault.Batch{Faults: faults, Stacks: stacks})
+		for id, n := range told {
+			if n > 1 {
+				t.Errorf("stack %#x was sent %d times", id, n)
+			}
+		}
+	})
+}

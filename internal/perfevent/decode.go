@@ -97,32 +97,61 @@ type decoder struct {
 	// sets says which call of openSet an id comes from. If it is nil samples have no id.
 	sets map[uint64]uint32
 	got  [2]uint64 // samples of minor and of major so far
-	// chains are the stacks of samples, if these have any, and chainOf their places there.
-	// The first one stands for none.
-	chains  [][]uint64
-	chainOf map[string]uint32
+	// chains are the stacks of samples, by numbers, and chainOf these numbers by the bytes of a
+	// sample; nil if samples have none. The last number is numbered; 0 stands for none.
+	chains   map[uint32][]uint64
+	chainOf  map[string]uint32
+	numbered uint32
+	// older are those from before the last forgetting. frames are how many the others have.
+	older  map[uint32][]uint64
+	frames int
+	// room is how many are kept at most.
+	room int
 }
 
-// maxChains bounds the memory for stacks.
-const maxChains = 1 << 15
+// maxChains and maxFrames bound the memory for stacks and for their names.
+const (
+	maxChains = 1 << 15
+	maxFrames = 1 << 18
+)
 
 // takeChains has samples decoded that have stacks.
-func (d *decoder) takeChains() { d.chains, d.chainOf = make([][]uint64, 1), map[string]uint32{} }
+func (d *decoder) takeChains(room int) {
+	d.chains, d.chainOf, d.room = map[uint32][]uint64{}, map[string]uint32{}, room
+}
+
+// forgetChains forgets those that no record since the last time has had.
+func (d *decoder) forgetChains() {
+	d.older, d.frames = d.chains, 0
+	d.takeChains(d.room)
+}
+
+// chainAt is a chain by its number.
+func (d *decoder) chainAt(number uint32) []uint64 {
+	if c, ok := d.chains[number]; ok {
+		return c
+	}
+	return d.older[number]
+}
 
 // chain keeps the stack of a sample, whose bytes b are. 0 says that there is no room.
 func (d *decoder) chain(b []byte) uint32 {
 	if c, ok := d.chainOf[string(b)]; ok {
 		return c
 	}
-	if len(d.chains) >= maxChains {
+	if len(d.chains) >= d.room {
 		return 0
 	}
-	c := uint32(len(d.chains))
+	if d.numbered++; d.numbered == 0 {
+		d.numbered++
+	}
+	c := d.numbered
 	ips := make([]uint64, len(b)/8)
 	for i := range ips {
 		ips[i] = u64(b, 8*i)
 	}
-	d.chains = append(d.chains, ips)
+	d.chains[c] = ips
+	d.frames += len(ips)
 	d.chainOf[string(b)] = c
 	return c
 }

@@ -31,6 +31,9 @@ type Options struct {
 	NoEntries bool
 	// Stacks takes the stack of each completed fault.
 	Stacks bool
+	// KeepStacks keeps the ids of stacks for good: once there is no room for more, faults
+	// have none.
+	KeepStacks bool
 
 	// noFaults leaves out all of them: only processes and their mappings are followed.
 	noFaults bool
@@ -114,7 +117,7 @@ func newSession(opt Options) *Session {
 	// is worth.
 	s.opt.Filter.Kinds = nil
 	if opt.Stacks {
-		s.decoder.takeChains()
+		s.decoder.takeChains(maxChains)
 		s.stacks = map[stackKey]uint64{}
 	}
 	s.tasks = newTasks(s.readProc, list, flt.Children)

@@ -60,8 +60,9 @@ type Session struct {
 	numa     cached[bool] // NUMA balancing may be on
 	audit    audit
 
-	// stacks are those that have been handed on, by their ids.
-	stacks map[stackKey]uint64
+	// stacks are the ids of those that have been handed on in this generation.
+	stacks     map[stackKey]uint64
+	generation uint64
 
 	batch fault.Batch
 	tally fault.Counters // since the batch began; added to counted at its end
@@ -110,6 +111,7 @@ func (s *Session) Next(ctx context.Context) (*fault.Batch, error) {
 	}
 	s.batch.Faults, s.batch.Lost, s.batch.Stacks = s.batch.Faults[:0], s.batch.Lost[:0], nil
 	clear(s.tasks.ended)
+	s.forgetStacks()
 	if err := s.audit.before(s); err != nil {
 		return nil, err
 	}

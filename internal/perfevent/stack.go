@@ -32,17 +32,37 @@ func (s *Session) stack(t *task, f *fault.Fault, rec *record) {
 	key := stackKey{f.PID, t.proc.image, rec.chain}
 	id, known := s.stacks[key]
 	if !known {
-		if len(s.stacks) >= maxChains {
+		if len(s.stacks) >= s.decoder.room {
 			s.tally.Stackless++
 			return
 		}
-		id = uint64(len(s.stacks)) + 1
+		id = s.generation<<fault.StackGeneration | uint64(len(s.stacks)+1)
 		s.stacks[key] = id
-		raw := splitChain(s.decoder.chains[rec.chain])
+		raw := splitChain(s.decoder.chainAt(rec.chain))
 		raw.ID, raw.Time, raw.PID, raw.Image, raw.Process = id, f.End, f.PID, f.Image, f.Process
 		s.batch.Stacks = append(s.batch.Stacks, raw)
 	}
 	f.StackID = id
+}
+
+// forgetStacks begins a generation of stacks when there is hardly room for more, as
+// [fault.RawStack] has it. A batch is of one of them.
+func (s *Session) forgetStacks() {
+	d := &s.decoder
+	if s.stacks == nil || s.opt.KeepStacks || max(len(s.stacks), len(d.chains)) < d.room*3/4 && d.frames < maxFrames {
+		return
+	}
+	// Records that wait for those of other CPUs may have chains from before the last time.
+	for _, r := range s.rings {
+		for i := r.next; i < len(r.queue); i++ {
+			if c := r.queue[i].chain; c != 0 && d.chains[c] == nil {
+				return
+			}
+		}
+	}
+	d.forgetChains()
+	clear(s.stacks)
+	s.generation = (s.generation + 1) & (1<<(64-fault.StackGeneration) - 1)
 }
 
 // splitChain divides what the kernel has written (perf_callchain in

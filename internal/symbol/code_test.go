@@ -5,11 +5,13 @@ import (
 	"bytes"
 	"debug/elf"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -423,6 +425,105 @@ func TestCPP(t *testing.T) {
 			want = "space::thing::touch<long>"
 		}
 		same(t, flag, found, want)
+	}
+}
+
+const inlinedSource = `
+#include <vector>
+#define INLINE __attribute__((always_inline)) inline
+namespace outer {
+namespace {
+struct thing {
+	INLINE void method(volatile char *p) { *p = 1; }
+	template <class T> INLINE void generic(volatile T *p) { *p = 2; }
+	struct inner;
+};
+struct thing::inner {
+	INLINE void deep(volatile char *p) { *p = 3; }
+};
+INLINE void helper(volatile char *p) { *p = 4; }
+}
+inline namespace v1 {
+class shown {
+public:
+	INLINE void method(volatile char *p) { *p = 5; }
+};
+}
+__attribute__((noinline)) void holder(volatile char *p) {
+	struct local {
+		INLINE static void method(volatile char *p) { *p = 6; }
+	};
+	local::method(p);
+}
+}
+static INLINE void plain(volatile char *p) { *p = 7; }
+int main(int argc, char **argv) {
+	std::vector<long> v;
+	for (long i = 0; i < argc; i++)
+		v.push_back(i);
+	outer::thing t;
+	t.method(argv[0]);
+	t.generic<char>(argv[0]);
+	outer::thing::inner().deep(argv[0]);
+	outer::helper(argv[0]);
+	outer::shown().method(argv[0]);
+	outer::holder(argv[0]);
+	plain(argv[0]);
+	return v.size();
+}
+`
+
+// TestQualifiedNames: functions that were inlined have the names of what they are in, though
+// the linker knows none of them.
+func TestQualifiedNames(t *testing.T) {
+	ran := false
+	for _, compiler := range []string{"g++", "clang++", "clang++-19"} {
+		if _, err := exec.LookPath(compiler); err != nil {
+			continue
+		}
+		for _, flags := range [][]string{{"-g"}, {"-gdwarf-4", "-flto"}} {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, "p.cc"), []byte(inlinedSource), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(compiler, slices.Concat([]string{"-O2"}, flags, []string{"-o", "p", "p.cc"})...)
+			cmd.Dir = dir
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Logf("%s %q: %v: %s", compiler, flags, err, out)
+				continue // it comes without what it needs for this
+			}
+			ran = true
+			bin := filepath.Join(dir, "p")
+			c := openCode(t, bin)
+			got := map[string]bool{}
+			for _, name := range []string{"main", "_ZN5outer6holderEPVc"} {
+				s := symbolNamed(t, bin, name)
+				for addr := s.Value; addr < s.Value+s.Size; addr++ {
+					for _, f := range c.At(addr) {
+						if f.Inlined {
+							got[f.Func] = true
+						}
+					}
+				}
+			}
+			for _, want := range []string{
+				"std::vector<long, std::allocator<long> >::push_back",
+				"outer::(anonymous namespace)::thing::method",
+				"outer::(anonymous namespace)::thing::generic<char>",
+				"outer::(anonymous namespace)::thing::inner::deep",
+				"outer::(anonymous namespace)::helper",
+				"outer::v1::shown::method",
+				"local::method", // to some linkers it is in holder
+				"plain",
+			} {
+				if !got[want] && !(want == "local::method" && got["outer::holder(char volatile*)::local::method"]) {
+					t.Errorf("%s %q: no %q in %q", compiler, flags, want, slices.Sorted(maps.Keys(got)))
+				}
+			}
+		}
+	}
+	if !ran {
+		t.Skip("no compiler for C++")
 	}
 }
 

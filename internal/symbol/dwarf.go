@@ -27,6 +27,7 @@ const (
 	maxInlined     = 256      // functions in one place
 	maxUnitBytes   = 16 << 20 // kept of all units of a file, of at least one
 	maxOrigins     = 8        // from a function to its name
+	maxQualified   = 4096     // bytes of a name with those that it is in
 	// maxWork bounds what is read of shared tables for one purpose, in bytes, since many
 	// may ask for the same long one.
 	maxWork = 256 << 20
@@ -52,6 +53,7 @@ type lines struct {
 	cover   []piece // names are indices of units
 
 	kept  int // bytes of units that were read
+	loads int // of units that may still be read for one address
 	work  int // bytes of shared tables that were read
 	clock uint64
 }
@@ -80,7 +82,18 @@ type unit struct {
 type unitCode struct {
 	scopes []scope
 	pieces []piece // names are indices of scopes
+	homes  []home
 	table  lineTable
+}
+
+// home is a namespace or class in which functions are described.
+type home struct {
+	die, end uint64 // in .debug_info
+	name     textRef
+	origin   uint64 // where it is declared, if that is elsewhere
+	outer    int32  // index of that which it is in, -1 if in none
+	space    bool   // a namespace
+	local    bool   // in a function
 }
 
 // scope is a function, or one that was put into another.
@@ -139,7 +152,7 @@ func (l *lines) size() int {
 }
 
 func (c *unitCode) size() int {
-	return cap(c.scopes)*int(unsafe.Sizeof(scope{})) + cap(c.pieces)*int(unsafe.Sizeof(piece{})) + c.table.size()
+	return cap(c.scopes)*int(unsafe.Sizeof(scope{})) + cap(c.pieces)*int(unsafe.Sizeof(piece{})) + cap(c.homes)*int(unsafe.Sizeof(home{})) + c.table.size()
 }
 
 // at are the functions at an address, the innermost first. The last has no name if no
@@ -155,25 +168,22 @@ func (l *lines) at(addr uint64) (frames []fault.Frame, bare bool) {
 		return nil, false
 	}
 	u := &l.units[l.cover[i].name]
-	if u.read == nil {
-		l.load(u)
-	}
-	l.clock++
-	u.used = l.clock
-	file, line, found := u.read.table.at(addr)
+	l.loads = 2
+	read := l.use(u)
+	file, line, found := read.table.at(addr)
 	frame := fault.Frame{Lang: u.lang}
 	if found {
-		frame.File, frame.Line = l.fileName(u, file), line
+		frame.File, frame.Line = l.fileName(u, &read.table, file), line
 	}
-	i = pieceAt(u.read.pieces, addr)
+	i = pieceAt(read.pieces, addr)
 	if i < 0 {
 		if !found {
 			return nil, false
 		}
 		return []fault.Frame{frame}, false
 	}
-	for at := int32(u.read.pieces[i].name); at >= 0 && len(frames) < maxInlined; {
-		s := &u.read.scopes[at]
+	for at := int32(read.pieces[i].name); at >= 0 && len(frames) < maxInlined; {
+		s := &read.scopes[at]
 		name, forLinker := l.functionName(s.die)
 		bare = !forLinker
 		frame.Func, frame.Inlined = demangled(name), s.inlined
@@ -181,7 +191,7 @@ func (l *lines) at(addr uint64) (frames []fault.Frame, bare bool) {
 		if !s.inlined {
 			break
 		}
-		frame = fault.Frame{Lang: u.lang, File: l.fileName(u, s.callFile), Line: s.callLine}
+		frame = fault.Frame{Lang: u.lang, File: l.fileName(u, &read.table, s.callFile), Line: s.callLine}
 		at = s.parent
 	}
 	// What is inlined is in something.
@@ -562,6 +572,17 @@ func (l *lines) addAranges(entries []entry, covered map[uint64]bool) []entry {
 	return entries
 }
 
+// use is what a unit has, nil if no more may be read now.
+func (l *lines) use(u *unit) *unitCode {
+	l.clock++
+	u.used = l.clock
+	if u.read == nil && l.loads > 0 {
+		l.loads--
+		l.load(u)
+	}
+	return u.read
+}
+
 // load reads a unit. One that cannot be read has nothing.
 func (l *lines) load(u *unit) {
 	code := &unitCode{}
@@ -569,9 +590,9 @@ func (l *lines) load(u *unit) {
 	if u.hasLines {
 		code.table = l.lineTable(u)
 	}
-	if scopes, entries, err := l.scopes(u); err == nil {
+	if scopes, entries, homes, err := l.scopes(u); err == nil {
 		sortNested(entries)
-		code.scopes, code.pieces = slices.Clip(scopes), cut(entries)
+		code.scopes, code.pieces, code.homes = slices.Clip(scopes), cut(entries), slices.Clip(homes)
 	}
 	u.read = code
 	l.kept += code.size()
@@ -590,21 +611,23 @@ func (l *lines) load(u *unit) {
 	}
 }
 
-// scopes reads the functions of a unit.
-func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
+// scopes reads the functions of a unit, and what they are in.
+func (l *lines) scopes(u *unit) ([]scope, []entry, []home, error) {
 	if u.end-u.dies > maxUnit {
-		return nil, nil, errTooMuch
+		return nil, nil, nil, errTooMuch
 	}
 	table, err := l.abbreviations(u.abbrev)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	c := &cursor{b: l.info.bytes(u.dies, u.end-u.dies), order: l.order}
 	var (
 		scopes  []scope
 		entries []entry
 		spans   []span
-		parents []int32 // of the entries that are open
+		homes   []home
+		parents []parent // of the entries that are open
+		seen    int      // functions
 	)
 	for c.at < len(c.b) {
 		die := u.dies + uint64(c.at)
@@ -613,19 +636,27 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 			if len(parents) <= 1 {
 				break
 			}
+			if p := parents[len(parents)-1]; p.opens {
+				if h := &homes[p.home]; h.space || seen > p.seen {
+					h.end = die
+				} else {
+					homes = homes[:p.home]
+				}
+			}
 			parents = parents[:len(parents)-1]
 			continue
 		}
 		a, ok := table.find(code)
 		if !ok {
-			return nil, nil, errors.New("an entry has no abbreviation")
+			return nil, nil, nil, errors.New("an entry has no abbreviation")
 		}
-		in := int32(-1)
+		up := parent{scope: -1, home: -1}
 		if len(parents) > 0 {
-			in = parents[len(parents)-1]
+			up = parents[len(parents)-1]
 		}
-		var low, high, ranges value
-		s := scope{die: die, parent: in, inlined: a.tag == dwarf.TagInlinedSubroutine}
+		up.opens = false
+		var low, high, ranges, name, origin value
+		s := scope{die: die, parent: up.scope, inlined: a.tag == dwarf.TagInlinedSubroutine}
 		for _, t := range a.attrs {
 			switch v := u.value(c, u.dies, t); t.attr {
 			case dwarf.AttrLowpc:
@@ -638,18 +669,24 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 				s.callFile = uint32(v.n)
 			case dwarf.AttrCallLine:
 				s.callLine = uint32(v.n)
+			case dwarf.AttrName:
+				name = v
+			case dwarf.AttrSpecification:
+				origin = v
 			}
 		}
 		if c.bad {
-			return nil, nil, errors.New("an entry goes beyond its unit")
+			return nil, nil, nil, errors.New("an entry goes beyond its unit")
 		}
 		if a.tag == dwarf.TagSubprogram || s.inlined {
 			if !s.inlined {
 				s.parent = -1
+				up.local = true
+				seen++
 			}
 			spans = l.rangesOf(u, spans[:0], low, high, ranges)
 			if l.work > maxWork {
-				return nil, nil, errTooMuch
+				return nil, nil, nil, errTooMuch
 			}
 			if len(spans) > 0 {
 				i := uint32(len(scopes))
@@ -658,23 +695,149 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 						entries = append(entries, entry{start: r.start, end: r.end, name: i})
 					}
 				}
-				in = int32(i)
+				up.scope = int32(i)
 				scopes = append(scopes, s)
 				if len(scopes) > maxScopes || len(entries) > maxUnitRanges {
-					return nil, nil, errTooMuch
+					return nil, nil, nil, errTooMuch
 				}
 			} else if !s.inlined {
-				in = -1
+				up.scope = -1
 			}
+		}
+		if a.children && isHome(a.tag) {
+			h := home{die: die, name: u.text(name), outer: up.home, space: a.tag == dwarf.TagNamespace, local: up.local}
+			h.origin, _ = u.reference(origin)
+			homes = append(homes, h)
+			if len(homes) > maxScopes {
+				return nil, nil, nil, errTooMuch
+			}
+			up = parent{scope: up.scope, home: int32(len(homes) - 1), opens: true, seen: seen}
 		}
 		if a.children {
 			if len(parents) >= maxNesting {
-				return nil, nil, errTooMuch
+				return nil, nil, nil, errTooMuch
 			}
-			parents = append(parents, in)
+			parents = append(parents, up)
 		}
 	}
-	return scopes, entries, nil
+	for i := range homes {
+		if homes[i].end == 0 {
+			homes[i].end = u.end
+		}
+	}
+	return scopes, entries, homes, nil
+}
+
+// parent is what an entry is in.
+type parent struct {
+	scope, home int32 // indices, -1 for none
+	local       bool  // in a function, and in no class there
+	opens       bool  // it is the home
+	seen        int   // functions before the home
+}
+
+func isHome(t dwarf.Tag) bool {
+	return t == dwarf.TagNamespace || t == dwarf.TagClassType || t == dwarf.TagStructType || t == dwarf.TagUnionType
+}
+
+// qualified is a name with those of the namespaces and classes that it is in, by where it is
+// described.
+func (l *lines) qualified(u *unit, die uint64, name string) string {
+	if u.lang != fault.LangCPP && u.lang != fault.LangRust {
+		return name
+	}
+	full := name
+	for range maxOrigins {
+		read := l.use(u)
+		if read == nil {
+			return name
+		}
+		// The last that begins before it is what it is in, or is in that too.
+		i := sort.Search(len(read.homes), func(i int) bool { return read.homes[i].die >= die }) - 1
+		for i >= 0 && read.homes[i].end < die {
+			i = int(read.homes[i].outer)
+		}
+		elsewhere := uint64(0)
+		for i >= 0 && elsewhere == 0 {
+			h := &read.homes[i]
+			in := l.read(u, h.name)
+			switch elsewhere = h.origin; {
+			case in != "":
+			case elsewhere != 0:
+				if of := l.unitOf(elsewhere); of != nil {
+					n, _ := l.namesAt(of, elsewhere)
+					in = n.plain
+				}
+			case h.space:
+				in = "(anonymous namespace)"
+			default:
+				in = "(anonymous class)"
+			}
+			if in == "" || len(in)+len(full) > maxQualified {
+				return name
+			}
+			full = in + "::" + full
+			if h.local {
+				return full
+			}
+			i = int(h.outer)
+		}
+		if elsewhere == 0 {
+			return full
+		}
+		die = elsewhere
+		if u = l.unitOf(die); u == nil {
+			return name
+		}
+	}
+	return name
+}
+
+// unitOf is the unit that an entry is in, nil if it is in none.
+func (l *lines) unitOf(die uint64) *unit {
+	i := sort.Search(len(l.units), func(i int) bool { return l.units[i].off > die }) - 1
+	if i < 0 || die < l.units[i].dies || die >= l.units[i].end {
+		return nil
+	}
+	return &l.units[i]
+}
+
+// names are those that an entry has itself, and where more of it is described.
+type names struct {
+	plain, linkage string
+	origin         uint64
+	more           bool
+}
+
+// namesAt reads an entry of a unit.
+func (l *lines) namesAt(u *unit, die uint64) (n names, ok bool) {
+	// The attributes before the name are short, or else there is none.
+	c := &cursor{b: l.info.bytes(die, min(maxName, u.end-die)), order: l.order}
+	code := c.uleb()
+	a, err := l.abbreviation(u.abbrev, code)
+	if err != nil {
+		return names{}, false
+	}
+	var plain, linkage, origin value
+	for _, t := range a.attrs {
+		v := u.value(c, die, t)
+		if c.bad {
+			break
+		}
+		switch t.attr {
+		case dwarf.AttrName:
+			plain = v
+		case dwarf.AttrLinkageName, 0x2007: // DW_AT_MIPS_linkage_name
+			linkage = v
+		case dwarf.AttrAbstractOrigin, dwarf.AttrSpecification:
+			origin = v
+		}
+	}
+	n = names{plain: l.read(u, u.text(plain)), linkage: l.read(u, u.text(linkage))}
+	if origin.form != 0 {
+		n.origin, n.more = u.reference(origin)
+	}
+	return n, true
 }
 
 // functionName is the name of a function for the linker, or else for people, by where it
@@ -682,51 +845,30 @@ func (l *lines) scopes(u *unit) ([]scope, []entry, error) {
 func (l *lines) functionName(die uint64) (name string, forLinker bool) {
 	l.work = 0
 	for range maxOrigins {
-		i := sort.Search(len(l.units), func(i int) bool { return l.units[i].off > die }) - 1
-		if i < 0 || die < l.units[i].dies || die >= l.units[i].end {
+		u := l.unitOf(die)
+		if u == nil {
 			return "", false
 		}
-		u := &l.units[i]
-		// The attributes before the name are short, or else there is none.
-		c := &cursor{b: l.info.bytes(die, min(maxName, u.end-die)), order: l.order}
-		code := c.uleb()
-		a, err := l.abbreviation(u.abbrev, code)
-		if err != nil {
-			return "", false
-		}
-		var plain, linkage, origin value
-		for _, t := range a.attrs {
-			v := u.value(c, die, t)
-			if c.bad {
-				break
-			}
-			switch t.attr {
-			case dwarf.AttrName:
-				plain = v
-			case dwarf.AttrLinkageName, 0x2007: // DW_AT_MIPS_linkage_name
-				linkage = v
-			case dwarf.AttrAbstractOrigin, dwarf.AttrSpecification:
-				origin = v
-			}
-		}
-		if s := l.read(u, u.text(linkage)); s != "" {
-			return s, true
-		}
-		if origin.form == 0 {
-			return l.read(u, u.text(plain)), false
-		}
-		next, ok := u.reference(origin)
+		n, ok := l.namesAt(u, die)
 		if !ok {
-			return l.read(u, u.text(plain)), false
+			return "", false
 		}
-		die = next
+		if n.linkage != "" {
+			return n.linkage, true
+		}
+		if !n.more {
+			if n.plain == "" {
+				return "", false
+			}
+			return l.qualified(u, die, n.plain), false
+		}
+		die = n.origin
 	}
 	return "", false
 }
 
 // fileName is the path of a file of a unit.
-func (l *lines) fileName(u *unit, i uint32) string {
-	t := &u.read.table
+func (l *lines) fileName(u *unit, t *lineTable, i uint32) string {
 	if t.version < 5 {
 		i-- // they begin with 1
 	}

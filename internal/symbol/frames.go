@@ -131,6 +131,7 @@ type code struct {
 	*Code
 	file  *debugFile // that of the first of them, open for us alone
 	debug *debugFile // what was split off, nil if there is nothing
+	later *fetch     // what is being fetched of that, nil if nothing is
 	users int
 	kept  int // its size, as far as it is in [Resolver.kept]
 	// gone: its file has changed.
@@ -171,6 +172,12 @@ func (r *Resolver) current(c *code) bool {
 	if c.checked != r.now && !c.gone {
 		c.checked = r.now
 		c.gone = !c.file.current() || c.debug != nil && !c.debug.current()
+		if c.later != nil {
+			ended, found := c.later.over()
+			if c.gone = c.gone || found; ended {
+				c.later = nil
+			}
+		}
 	}
 	return !c.gone
 }
@@ -193,7 +200,7 @@ func (r *Resolver) newCode(fl *file, v *fault.VMA, pid uint32) (*code, error) {
 		var found *object
 		c.debug, found = findDebugFile(pid, v.Path, buildID, link, crc, hasLink)
 		if found == nil && r.debuginfod != nil {
-			c.debug, found = r.debuginfod.find(buildID)
+			c.debug, found, c.later = r.debuginfod.find(buildID)
 		}
 		return found
 	})

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -527,18 +528,18 @@ func TestDebuginfod(t *testing.T) {
 	defer server.Close()
 
 	t.Setenv("DEBUGINFOD_URLS", "")
-	if newDebuginfod() != nil {
+	if newDebuginfod(time.Minute) != nil {
 		t.Error("it is used without being asked for")
 	}
 	t.Setenv("DEBUGINFOD_URLS", server.URL)
 	t.Setenv("DEBUGINFOD_CACHE_PATH", "")
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
-	d := newDebuginfod()
+	d := newDebuginfod(time.Minute)
 	find := func(d *debuginfod, found bool, times int) {
 		t.Helper()
 		asked = 0
-		f, o := d.find(o.buildID)
+		f, o, _ := d.find(o.buildID)
 		if f != nil {
 			f.Close()
 		}
@@ -547,13 +548,13 @@ func TestDebuginfod(t *testing.T) {
 		}
 	}
 	find(d, true, 1)
-	find(newDebuginfod(), true, 0)
+	find(newDebuginfod(time.Minute), true, 0)
 	kept, err := os.ReadFile(filepath.Join(cache, "debuginfod_client", o.buildID, "debuginfo"))
 	if err != nil || !bytes.Equal(kept, good) {
 		t.Errorf("the cache has not what was fetched: %v", err)
 	}
 	c, err := newCode(bare, func(buildID, _ string, _ uint32, _ bool) *object {
-		f, o := d.find(buildID)
+		f, o, _ := d.find(buildID)
 		t.Cleanup(func() { f.Close() })
 		return o
 	})
@@ -566,12 +567,79 @@ func TestDebuginfod(t *testing.T) {
 		t.Setenv("XDG_CACHE_HOME", t.TempDir())
 		answer = b
 		t.Log(what)
-		find(newDebuginfod(), false, 1)
-		find(newDebuginfod(), false, 0) // a miss is remembered
+		find(newDebuginfod(time.Minute), false, 1)
+		find(newDebuginfod(time.Minute), false, 0) // a miss is remembered
 	}
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	server.Close()
-	find(newDebuginfod(), false, 0)
+	find(newDebuginfod(time.Minute), false, 0)
+}
+
+// TestDebuginfodHangs: a server that takes its time is waited for once, what it sends is used
+// when it is there, and one that does not answer is not asked again.
+func TestDebuginfodHangs(t *testing.T) {
+	need(t, "objcopy", "strip")
+	bin := buildWait(t)
+	dir := filepath.Dir(bin)
+	run(t, dir, "objcopy", "--only-keep-debug", "wait", "wait.dbg")
+	run(t, dir, "strip", "-o", "bare", "wait")
+	settle()
+	good := mustRead(t, filepath.Join(dir, "wait.dbg"))
+	release := make(chan struct{})
+	var asked atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		asked.Add(1)
+		select {
+		case <-release:
+			_, _ = w.Write(good)
+		case <-q.Context().Done():
+		}
+	}))
+	defer server.Close()
+	t.Setenv("DEBUGINFOD_URLS", server.URL)
+	t.Setenv("DEBUGINFOD_CACHE_PATH", t.TempDir())
+
+	r := NewResolver(Options{PageSize: 4096, Patient: true, Fetch: 50 * time.Millisecond})
+	defer r.Close()
+	bare := filepath.Join(dir, "bare")
+	pid := sleeper(t, bare).Process.Pid
+	in := instruction(t, uint32(pid), mappingOf(t, pid, bare), bin, "wait_here")
+	name := func() string { return frames(t, r, in)[0].Func }
+	same(t, "while the server hangs", name(), "")
+	// Nothing else is waited for meanwhile; a wait would never end.
+	r.debuginfod.wait = time.Hour
+	if f, _, later := r.debuginfod.find("00"); f != nil || later == nil {
+		t.Error("another file is there, or not fetched")
+	}
+	fetching := r.debuginfod.slow
+	close(release)
+	<-fetching.done
+	for range 3 {
+		same(t, "when the file has come", name(), "wait_here")
+	}
+	r.Close()
+	if n := asked.Load(); n > 2 {
+		t.Errorf("the server was asked %d times, want once for each of two files", n)
+	}
+
+	var silent atomic.Int32
+	mute := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
+		silent.Add(1)
+		<-q.Context().Done()
+	}))
+	defer mute.Close()
+	t.Setenv("DEBUGINFOD_URLS", mute.URL)
+	d := newDebuginfod(time.Hour)
+	defer d.close()
+	d.within = 50 * time.Millisecond
+	for _, id := range []string{"01", "02", "01"} {
+		if f, _, later := d.find(id); f != nil || later != nil {
+			t.Errorf("%s: a server that does not answer has a file, or is waited for", id)
+		}
+	}
+	if n := silent.Load(); n > 1 {
+		t.Errorf("a server that does not answer was asked %d times", n)
+	}
 }
 
 func mustRead(t *testing.T, path string) []byte {

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 	"unsafe"
 
 	"faultsnoop/internal/fault"
@@ -56,6 +57,9 @@ type Options struct {
 	Proc bool
 	// Patient: nobody waits, reading may take the time that it takes.
 	Patient bool
+	// Fetch is how long a debug file is waited for that a server has. One that comes
+	// later is used from then on.
+	Fetch time.Duration
 }
 
 // Resolver fills Section, Symbol and SymbolOffset of faults, and tells the functions of
@@ -125,7 +129,7 @@ func (t *tail) size() int {
 func NewResolver(o Options) *Resolver {
 	return &Resolver{
 		opt: o, files: map[fileID]*file{}, processes: map[uint32]*tailed{},
-		codes: map[string]*code{}, maps: map[uint32]*compiled{}, debuginfod: newDebuginfod(),
+		codes: map[string]*code{}, maps: map[uint32]*compiled{}, debuginfod: newDebuginfod(o.Fetch),
 	}
 }
 
@@ -137,6 +141,7 @@ func (r *Resolver) Close() {
 	for pid := range r.maps {
 		r.forgetMap(pid)
 	}
+	r.debuginfod.close()
 }
 
 // Resolve names the places of faults, in the order in which they were complete. It is

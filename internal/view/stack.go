@@ -150,6 +150,12 @@ func appendFrames(b []byte, s *fault.Stack) []byte {
 			b = append(appendHex(append(b, '"'), f.Offset), '"')
 		}
 		b = appendFrameText(append(b, ','), "build_id", f.BuildID)
+		b = append(b, `,"address":`...)
+		if inModule(f) || f.Addr == 0 {
+			b = append(b, "null"...)
+		} else {
+			b = append(appendHex(append(b, '"'), f.Addr), '"')
+		}
 		b = append(b, `,"lang":`...)
 		if f.Lang == fault.LangUnknown {
 			b = append(b, "null"...)
