@@ -36,11 +36,12 @@ static inline __attribute__((always_inline)) long call(long nr, long a, long b, 
   return nr;
 }
 __attribute__((noipa)) void by_mmap(long at) { FRAME; call(SYS_mmap, at, BYTES, 3, FIXED, -1, 0); }
+__attribute__((noipa)) void by_odd_mmap(long at) { FRAME; call(SYS_mmap, at, BYTES - 4095, 3, FIXED, -1, 0); }
 __attribute__((noipa)) long by_brk(void) {
   FRAME;
   long end = (call(SYS_brk, 0, 0, 0, 0, 0, 0) + 4095) & -4096L;
-  call(SYS_brk, end + BYTES, 0, 0, 0, 0, 0);
-  return end;
+  call(SYS_brk, end + BYTES - 4095, 0, 0, 0, 0, 0);
+  return end + 4000;
 }
 __attribute__((noipa)) void by_mremap(long from, long to) {
   FRAME;
@@ -57,6 +58,9 @@ int main(void) {
   by_mmap(0x6d000000);
   touch(0x6d000000);
   again(by_brk());
+  by_mmap(0x6c000000);
+  by_odd_mmap(0x6c000000);
+  touch(0x6c000000 + 4000);
   by_mmap(0x6e000000);
   by_mremap(0x6e000000, 0x6e800000);
   touch(0x6e800000);
@@ -89,27 +93,30 @@ func TestMapper(t *testing.T) {
 			mapper string // its functions, empty if it is not known
 		}{
 			{"mmap", at(0x6d000000, pages), "by_mmap main"},
+			{"mmap of less than whole pages", at(0x6c000000, pages), "by_odd_mmap main"},
 			{"brk", func(f *liveFault) bool { return strings.HasPrefix(functions(f.Stack), "touch again ") }, "by_brk main"},
 			{"mremap", at(0x6e800000, pages), "by_mremap main"},
 			{"fork", at(0x6f000000, pages), ""},
 		} {
-			n := 0
-			for i := range tr.faults {
-				f := &tr.faults[i]
-				if f.Process != "mapper" || !c.in(f) {
-					continue
+			t.Run(c.name, func(t *testing.T) {
+				n := 0
+				for i := range tr.faults {
+					f := &tr.faults[i]
+					if f.Process != "mapper" || !c.in(f) {
+						continue
+					}
+					n++
+					if !strings.HasPrefix(functions(f.Stack), "touch ") {
+						t.Fatalf("touched by %s", shortStack(f.Stack))
+					}
+					if got := functions(f.Mapper); c.mapper == "" && got != "" || !strings.HasPrefix(got, c.mapper) {
+						t.Fatalf("mapped by %q, want %q", got, c.mapper)
+					}
 				}
-				n++
-				if !strings.HasPrefix(functions(f.Stack), "touch ") {
-					t.Fatalf("%s: touched by %s", c.name, shortStack(f.Stack))
+				if n != pages {
+					t.Errorf("%d faults, want %d", n, pages)
 				}
-				if got := functions(f.Mapper); c.mapper == "" && got != "" || !strings.HasPrefix(got, c.mapper) {
-					t.Fatalf("%s: mapped by %q, want %q", c.name, got, c.mapper)
-				}
-			}
-			if n != pages {
-				t.Errorf("%s: %d faults, want %d", c.name, n, pages)
-			}
+			})
 		}
 	})
 }
