@@ -708,3 +708,23 @@ int note_mapping(__u64 *ctx)
 		count(mappings_lost);
 	return 0;
 }
+
+/* A process has the mappings of its parent when it begins. */
+SEC("tp_btf/sched_wakeup_new")
+int note_fork(__u64 *ctx)
+{
+	struct task_struct *parent = current_task(), *child = (void *)ctx[0];
+	struct mapping_record rec = { .type = RECORD_MAPPING };
+
+	if (READ_TASK(parent, tgid) == child->tgid || !armed ||
+	    !process_matches(parent, NULL, false))
+		return 0;
+	rec.pid = observed_ids(child).pid;
+	rec.image = image_of(child);
+	rec.time_ns = bpf_ktime_get_ns();
+	rec.parent = observed_ids(parent).pid;
+	rec.parent_image = image_of(parent);
+	if (bpf_ringbuf_output(&records, &rec, sizeof(rec), wakeup()))
+		count(mappings_lost);
+	return 0;
+}

@@ -26,6 +26,8 @@ type program struct{ pid, image uint32 }
 type mapped struct {
 	parts []mappedPart
 	brk   uint64 // the end of the heap, 0 before the first call
+	// shared: parts belongs to a parent or a child too.
+	shared bool
 }
 
 type mappedPart struct {
@@ -39,13 +41,18 @@ func (m *Mappers) Add(c *fault.MappingCall) {
 		m.programs = map[program]*mapped{}
 	}
 	of := program{c.PID, c.Image}
+	if c.Parent != 0 {
+		// One that has mapped nothing that was heard of hands nothing on.
+		if from := m.programs[program{c.Parent, c.ParentImage}]; from != nil {
+			from.shared = true
+			m.put(of, &mapped{parts: from.parts, brk: from.brk, shared: true})
+		}
+		return
+	}
 	p := m.programs[of]
 	if p == nil {
-		if len(m.programs) >= maxMappedBy {
-			clear(m.programs)
-		}
 		p = &mapped{}
-		m.programs[of] = p
+		m.put(of, p)
 	}
 	part := mappedPart{c.Start, c.End, c.Stack}
 	if c.Brk {
@@ -59,12 +66,22 @@ func (m *Mappers) Add(c *fault.MappingCall) {
 	p.add(part)
 }
 
+func (m *Mappers) put(of program, p *mapped) {
+	if len(m.programs) >= maxMappedBy {
+		clear(m.programs)
+	}
+	m.programs[of] = p
+}
+
 func (p *mapped) add(part mappedPart) {
 	if part.start >= part.end {
 		return
 	}
 	if len(p.parts) >= maxMapped {
-		p.parts = nil
+		p.parts, p.shared = nil, false
+	}
+	if p.shared {
+		p.parts, p.shared = slices.Clone(p.parts), false
 	}
 	first := sort.Search(len(p.parts), func(i int) bool { return p.parts[i].end > part.start })
 	last := first

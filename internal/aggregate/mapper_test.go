@@ -12,7 +12,7 @@ func TestMappers(t *testing.T) {
 	if got := m.Of(&fault.Fault{PID: 1}); got != nil {
 		t.Errorf("mapped by %v, and no call was heard of", got)
 	}
-	var stacks [11]*fault.Stack // the first one stands for none
+	var stacks [14]*fault.Stack // the first one stands for none
 	for i := 1; i < len(stacks); i++ {
 		stacks[i] = &fault.Stack{}
 	}
@@ -27,6 +27,12 @@ func TestMappers(t *testing.T) {
 		{PID: 1, Image: 5, Start: 0x10000, End: 0x14000, StackID: 8, Brk: true}, // grows
 		{PID: 1, Image: 5, Start: 0x10000, End: 0x12000, StackID: 9, Brk: true}, // shrinks
 		{PID: 1, Image: 5, Start: 0x10000, End: 0x13000, StackID: 10, Brk: true},
+		{PID: 4, Image: 7, Parent: 1, ParentImage: 5},
+		{PID: 5, Image: 8, Parent: 4, ParentImage: 7},
+		{PID: 6, Image: 9, Parent: 9, ParentImage: 9}, // of a stranger
+		{PID: 4, Image: 7, Start: 0x2000, End: 0x3000, StackID: 11},
+		{PID: 4, Image: 7, Start: 0x10000, End: 0x14000, StackID: 12, Brk: true},
+		{PID: 1, Image: 5, Start: 0x1000, End: 0x2000, StackID: 13},
 	} {
 		c.Stack = stacks[c.StackID]
 		m.Add(&c)
@@ -37,7 +43,7 @@ func TestMappers(t *testing.T) {
 		stack      int
 	}{
 		{1, 5, 0xfff, 0},
-		{1, 5, 0x1000, 1},
+		{1, 5, 0x1000, 13},
 		{1, 5, 0x2fff, 1},
 		{1, 5, 0x3000, 2},
 		{1, 5, 0x4000, 1},
@@ -53,6 +59,15 @@ func TestMappers(t *testing.T) {
 		{1, 5, 0x10fff, 0},
 		{1, 5, 0x11000, 8},
 		{1, 5, 0x12000, 10},
+		{4, 7, 0x1000, 1}, // a child
+		{4, 7, 0x2000, 11},
+		{4, 7, 0x3000, 2},
+		{4, 7, 0x12000, 10},
+		{4, 7, 0x13000, 12},
+		{5, 8, 0x1000, 1}, // and its child
+		{5, 8, 0x2000, 1},
+		{5, 8, 0x13000, 8},
+		{6, 9, 0x1000, 0},
 	} {
 		if got := m.Of(&fault.Fault{PID: test.pid, Image: test.image, Address: test.address}); got != stacks[test.stack] {
 			t.Errorf("process %d, image %d: %#x is mapped by %d, want %d", test.pid, test.image, test.address, slices.Index(stacks[:], got), test.stack)
