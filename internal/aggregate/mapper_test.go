@@ -3,6 +3,7 @@ package aggregate
 import (
 	"slices"
 	"testing"
+	"unsafe"
 
 	"faultsnoop/internal/fault"
 )
@@ -71,6 +72,58 @@ func TestMappers(t *testing.T) {
 	} {
 		if got := m.Of(&fault.Fault{PID: test.pid, Image: test.image, Address: test.address}); got != stacks[test.stack] {
 			t.Errorf("process %d, image %d: %#x is mapped by %d, want %d", test.pid, test.image, test.address, slices.Index(stacks[:], got), test.stack)
+		}
+	}
+}
+
+// TestMappersBounded: however many programs map memory, each with stacks of its own, what is
+// kept is bounded, and what was asked for last is known.
+func TestMappersBounded(t *testing.T) {
+	for _, test := range []struct{ programs, calls, frames, known int }{
+		{3 * maxMappedBy, 1, 10, maxMappedBy},
+		{100, 100, 1000, 3},
+		{1, 1000, 1000, 1},
+	} {
+		var m Mappers
+		var last *fault.Stack
+		asked := &fault.Fault{PID: 1, Image: 1, Address: 0x1000}
+		for pid := range uint32(test.programs) {
+			for i := range uint64(test.calls) {
+				last = &fault.Stack{Frames: make([]fault.Frame, test.frames)}
+				m.Add(&fault.MappingCall{PID: pid + 1, Image: 1, Start: 0x1000 * (i + 1), End: 0x1000 * (i + 2), Stack: last})
+			}
+			// Its children have all that it has.
+			m.Add(&fault.MappingCall{PID: 1 << 20, Image: pid, Parent: pid + 1, ParentImage: 1})
+			if m.Of(asked); m.size > maxMappedBytes || len(m.programs) > maxMappedBy {
+				t.Fatalf("%d programs and %d bytes are kept", len(m.programs), m.size)
+			}
+		}
+		size := 0
+		kept := map[*mappedParts]int{}
+		for _, e := range m.programs {
+			kept[e.Value.(*mapped).mappedParts]++
+		}
+		stacks := map[*fault.Stack]bool{}
+		for p, users := range kept {
+			if p.users != users {
+				t.Errorf("parts of %d programs are said to be of %d", users, p.users)
+			}
+			size += len(p.list) * int(unsafe.Sizeof(mappedPart{}))
+			for _, part := range p.list {
+				stacks[part.stack] = true
+			}
+		}
+		if size += len(stacks) * test.frames * int(unsafe.Sizeof(fault.Frame{})); size != m.size || len(stacks) != len(m.stacks) {
+			t.Errorf("%d bytes are kept, said to be %d", size, m.size)
+		}
+		if got := m.Of(&fault.Fault{PID: uint32(test.programs), Image: 1, Address: 0x1000 * uint64(test.calls)}); got != last {
+			t.Errorf("%d programs: the latest mapping is not known", test.programs)
+		}
+		if test.programs > 1 && m.Of(asked) == nil {
+			t.Errorf("%d programs: the one that was asked for all the time is not known", test.programs)
+		}
+		if len(m.programs) < test.known {
+			t.Errorf("%d programs: %d are known", test.programs, len(m.programs))
 		}
 	}
 }
