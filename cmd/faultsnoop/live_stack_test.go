@@ -520,3 +520,12 @@ func TestStacklessIsTold(t *testing.T) {
 		}
 	}
 }
+
+// That calls were not heard of is told: who has mapped what may be wrong then.
+func TestLostMappingsAreTold(t *testing.T) {
+	open := script(fakeSource{counters: fault.Counters{MappingsLost: 17}})
+	code, _, stderr := runWith(open, "trace", "-d", "100ms")
+	if code != 0 || !strings.Contains(stderr, "17 calls that map memory or fork were not heard of") {
+		t.Errorf("exit code %d, stderr %q", code, stderr)
+	}
+}
