@@ -102,8 +102,5 @@ func (s *Session) MappingsOf(pid uint32, _ uint64) *process.Space {
 	if p == nil {
 		return nil
 	}
-	if p.looked == 0 && s.readProc {
-		s.look(p)
-	}
-	return &p.space
+	return s.spaceOf(p)
 }
