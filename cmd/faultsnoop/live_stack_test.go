@@ -121,6 +121,77 @@ func TestMapper(t *testing.T) {
 	})
 }
 
+// manyC maps memory that is of many mappings, as each is of other rights than its neighbours, and
+// touches some of it.
+const manyC = `#define _GNU_SOURCE
+#include <sys/mman.h>
+#define MANY 30000
+#define AT ((char *)0x6d000000)
+__attribute__((noipa)) char *map_one(long i) {
+  char *at = AT + i * 4096;
+  return mmap(at, 4096, 3 + i % 2 * 4, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at ? at : 0;
+}
+__attribute__((noipa)) long map_all(void) {
+  long n = 0;
+  for (long i = 0; i < MANY; i++)
+    n += map_one(i) != 0;
+  return n;
+}
+__attribute__((noipa)) void touch(void) {
+  __asm__ volatile("" : : "r"(__builtin_frame_address(0))); // so it has one
+  for (long i = 0; i < MANY; i += 100)
+    AT[i * 4096] = 1;
+  __asm__ volatile("" ::: "memory");
+}
+int main(void) {
+  if (map_all() != MANY)
+    return 1;
+  touch();
+  return 0;
+}
+`
+
+// Stacks and mappers are those of a process with mappings by the ten thousand, too.
+func TestManyMappings(t *testing.T) {
+	compiler(t, "gcc")
+	const many, touched = 30_000, 300
+	dir := openFolder(t)
+	writeSource(t, dir, "many.c", manyC)
+	build(t, dir, slices.Concat([]string{"gcc"}, withFrames, []string{"-o", "many", "many.c"})...)
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		args := []string{"--stack=fp", "--", filepath.Join(dir, "many")}
+		mapper := hook != "perf" && runtime.GOARCH == "amd64"
+		if mapper {
+			args = slices.Concat([]string{"--mapper"}, args)
+		}
+		tr := trace(t, hook, args...)
+		if tr.code != 0 {
+			t.Fatalf("exit code %d; stderr:\n%s", tr.code, tr.stderr)
+		}
+		n, unheard := 0, 0
+		for i := range tr.faults {
+			f := &tr.faults[i]
+			if f.Process != "many" || !at(0x6d000000, many)(f) {
+				continue
+			}
+			n++
+			if got := functions(f.Stack); !strings.HasPrefix(got, "touch main ") {
+				t.Fatalf("touched by %s", shortStack(f.Stack))
+			}
+			switch got := functions(f.Mapper); {
+			case !mapper:
+			case got == "": // Linux 7.0 lets a call go unheard now and then
+				unheard++
+			case !strings.Contains(got, "map_all main "):
+				t.Fatalf("%#x is mapped by %q", f.Address, got)
+			}
+		}
+		if n != touched || unheard > touched/20 {
+			t.Errorf("%d faults, want %d; of %d nobody knows who has mapped the memory", n, touched, unheard)
+		}
+	})
+}
+
 func at(start hexNumber, pages hexNumber) func(*liveFault) bool {
 	return func(f *liveFault) bool { return f.Address >= start && f.Address < start+pages*4096 }
 }
