@@ -32,12 +32,9 @@ func TestTimelineForgetsLost(t *testing.T) {
 		t.Fatalf("our code is of %s, want %s", got, exe)
 	}
 	before := process.Mapping{Start: at &^ 4095, End: at&^4095 + 4096, Inode: 1, Path: "/before", Since: 2, ExactSince: process.Never}
-	for _, rec := range []record{
-		{kind: mapped, time: 2, pid: pid, tid: pid, side: &side{mapping: before}},
-		{kind: loss, time: 4, side: &side{until: 4}},
-	} {
-		records.queue = append(records.queue, rec)
-	}
+	records.queue = append(records.queue,
+		record{kind: mapped, time: 2, pid: pid, tid: pid, side: &side{mapping: before}},
+		record{kind: loss, time: 4, side: &side{until: 4}})
 	if got := path(3); got != "/before" {
 		t.Errorf("before the loss our code is of %s, want /before", got)
 	}
