@@ -28,6 +28,7 @@ const (
 	maxUnitBytes   = 16 << 20 // kept of all units of a file, of at least one
 	maxOrigins     = 8        // from a function to its name
 	maxQualified   = 4096     // bytes of a name with those that it is in
+	maxHomes       = 64       // of these
 	// maxWork bounds what is read of shared tables for one purpose, in bytes, since many
 	// may ask for the same long one.
 	maxWork = 256 << 20
@@ -746,7 +747,7 @@ func (l *lines) qualified(u *unit, die uint64, name string) string {
 	if u.lang != fault.LangCPP && u.lang != fault.LangRust {
 		return name
 	}
-	full := name
+	full, homes := name, 0
 	for range maxOrigins {
 		read := l.use(u)
 		if read == nil {
@@ -773,7 +774,7 @@ func (l *lines) qualified(u *unit, die uint64, name string) string {
 			default:
 				in = "(anonymous class)"
 			}
-			if in == "" || len(in)+len(full) > maxQualified {
+			if homes++; in == "" || homes > maxHomes || len(in)+len(full) > maxQualified {
 				return name
 			}
 			full = in + "::" + full
