@@ -663,6 +663,12 @@ enum { SYS_MMAP = 9, SYS_BRK = 12, SYS_MREMAP = 25 };
 enum { SYS_BRK = 214, SYS_MREMAP = 216, SYS_MMAP = 222 };
 #endif
 
+/* Memory is mapped by pages, whatever its size was said to be. */
+static __always_inline __u64 page_end(__u64 address)
+{
+	return (address + (1 << PAGE_SHIFT) - 1) >> PAGE_SHIFT << PAGE_SHIFT;
+}
+
 /* Who has mapped memory: the stacks of the calls that did. */
 SEC("tp_btf/sys_exit")
 int note_mapping(__u64 *ctx)
@@ -691,13 +697,33 @@ int note_mapping(__u64 *ctx)
 	rec.image = image_of(task);
 	rec.time_ns = bpf_ktime_get_ns();
 	rec.start = ret;
-	rec.end = ret + size;
+	rec.end = page_end(ret + size);
 	if (nr == SYS_BRK) {
 		rec.brk = true;
-		rec.start = BPF_CORE_READ(task, mm, start_brk);
-		rec.end = ret;
+		rec.start = page_end(BPF_CORE_READ(task, mm, start_brk));
+		rec.end = page_end(ret);
 	}
 	rec.stack = take_caller(task);
+	if (bpf_ringbuf_output(&records, &rec, sizeof(rec), wakeup()))
+		count(mappings_lost);
+	return 0;
+}
+
+/* A process has the mappings of its parent when it begins. */
+SEC("tp_btf/sched_wakeup_new")
+int note_fork(__u64 *ctx)
+{
+	struct task_struct *parent = current_task(), *child = (void *)ctx[0];
+	struct mapping_record rec = { .type = RECORD_MAPPING };
+
+	if (READ_TASK(parent, tgid) == child->tgid || !armed ||
+	    !process_matches(parent, NULL, false))
+		return 0;
+	rec.pid = observed_ids(child).pid;
+	rec.image = image_of(child);
+	rec.time_ns = bpf_ktime_get_ns();
+	rec.parent = observed_ids(parent).pid;
+	rec.parent_image = image_of(parent);
 	if (bpf_ringbuf_output(&records, &rec, sizeof(rec), wakeup()))
 		count(mappings_lost);
 	return 0;

@@ -220,6 +220,8 @@ struct mapping_record {
 	__u64 time_ns;
 	__u64 start, end;
 	__u64 stack; /* id of its stack_record, 0 if it has none */
+	/* Of a fork, which has nothing else: the process whose mappings it has. */
+	__u32 parent, parent_image;
 };
 
 enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };

@@ -159,7 +159,8 @@ static __always_inline void walk_user(struct stack_record *rec, struct user_regs
 	struct link link;
 
 	add_frame(rec, regs->ip);
-	for (int i = 1; i < MAX_FRAMES; i++) {
+	/* Of as many as fit the last one is asked too whether there is one more. */
+	for (int i = 1; i <= MAX_FRAMES; i++) {
 		rec->end = STACK_WHOLE;
 		if (!regs->fp)
 			return;
@@ -172,11 +173,13 @@ static __always_inline void walk_user(struct stack_record *rec, struct user_regs
 		rec->end = STACK_WHOLE;
 		if (!link.ip)
 			return;
+		rec->end = STACK_TRUNCATED;
+		if (i == MAX_FRAMES)
+			return;
 		add_frame(rec, link.ip);
 		last = regs->fp + 1;
 		regs->fp = link.fp;
 	}
-	rec->end = STACK_TRUNCATED;
 }
 
 static __always_inline void walk_kernel(struct stack_record *rec, void *ctx)

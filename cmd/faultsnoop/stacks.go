@@ -65,6 +65,7 @@ type stackNamer struct {
 	resolver *symbol.Resolver
 	kernel   *symbol.Kernel // nil if its symbols cannot be read
 	named    stackMemory
+	compiled compiledStacks
 	process  map[uint64]fault.Comm // whose stack it is, if faults are counted by it
 	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
 	unwound map[uint64]*fault.Stack
@@ -159,7 +160,11 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 			return err
 		}
 	}
+	clear(n.compiled.versions)
 	n.add(batch.Stacks)
+	if n.process != nil {
+		n.nameLate()
+	}
 	if n.full != nil {
 		n.full.join(batch, end)
 	}
@@ -172,7 +177,7 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 		}
 		f.Mapper = n.mappers.Of(f)
 		if n.full == nil {
-			f.Stack = n.named.of(f.StackID)
+			f.Stack = n.current(f.StackID)
 		} else if f.Stack != nil {
 			f.Stack = n.full.name(f, n)
 			if n.full.counted && f.StackID != 0 {
@@ -188,7 +193,7 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 
 // mapping takes up a call with its stack, which may be wanted long after its id is forgotten.
 func (n *stackNamer) mapping(c *fault.MappingCall) {
-	c.Stack = n.named.of(c.StackID)
+	c.Stack = n.current(c.StackID)
 	n.mappers.Add(c)
 }
 
@@ -203,6 +208,7 @@ func (n *stackNamer) add(stacks []fault.RawStack) {
 }
 
 func (n *stackNamer) stack(raw *fault.RawStack) *fault.Stack {
+	n.compiled.see(raw)
 	s := &fault.Stack{End: raw.End}
 	for i, ip := range raw.Kernel {
 		s.Frames = append(s.Frames, n.inKernel(ip, i > 0))
@@ -212,6 +218,7 @@ func (n *stackNamer) stack(raw *fault.RawStack) *fault.Stack {
 		return s
 	}
 	space := n.maps.MappingsOf(raw.PID, raw.Time)
+	compiled := compiledStack{pid: raw.PID, image: raw.Image}
 	for i, ip := range raw.User {
 		in := symbol.Instruction{
 			Addr: ip, Caller: i > 0 || len(raw.Kernel) > 0, PID: raw.PID, Image: raw.Image, Time: raw.Time,
@@ -220,7 +227,15 @@ func (n *stackNamer) stack(raw *fault.RawStack) *fault.Stack {
 			s.End = fault.StackIncomplete
 			break
 		}
-		s.Frames = append(s.Frames, n.inProcess(&in, space)...)
+		frames := n.inProcess(&in, space)
+		if in.VMA != nil && compiles(in.VMA) {
+			compiled.frames = append(compiled.frames, compiledFrame{len(s.Frames), in})
+		}
+		s.Frames = append(s.Frames, frames...)
+	}
+	if len(compiled.frames) > 0 {
+		compiled.version = n.version(raw.PID, raw.Image)
+		n.compiled.stacks[raw.ID] = &compiled
 	}
 	return s
 }

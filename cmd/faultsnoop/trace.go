@@ -246,6 +246,7 @@ func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
 		fmt.Fprintln(t.stderr, sum.Line())
 		t.tellUnseen(src.Session())
 		t.tellStackless(src)
+		t.tellUnmapped(&counters)
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
@@ -269,6 +270,13 @@ func (t *tracer) tellUnseen(s *fault.Session) {
 func (t *tracer) tellStackless(src source) {
 	if c, err := src.Counters(); err == nil && c.Stackless > 0 {
 		t.log.Warn(fmt.Sprintf("%d faults have no stack: there was no room for so many different ones", c.Stackless))
+	}
+}
+
+// tellUnmapped says how many calls were not heard of that have mapped memory.
+func (t *tracer) tellUnmapped(c *fault.Counters) {
+	if c.MappingsLost > 0 {
+		t.log.Warn(fmt.Sprintf("%d calls that map memory or fork were not heard of, as the buffer was full (see --buffer): what they have mapped has an earlier mapper or none", c.MappingsLost))
 	}
 }
 

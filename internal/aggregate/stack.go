@@ -72,7 +72,7 @@ func EndName(e fault.StackEnd) string {
 	case fault.StackUnreadable:
 		return "(memory not resident)"
 	case fault.StackIncomplete:
-		return "(no frame pointers beyond)"
+		return "(incomplete)"
 	}
 	return ""
 }

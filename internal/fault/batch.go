@@ -43,7 +43,7 @@ type Counters struct {
 	Unremembered uint64
 	// Stackless is how many faults have no stack since there was no room for one more.
 	Stackless uint64
-	// MappingsLost is how many calls that have mapped memory were not told of.
+	// MappingsLost is how many calls of [MappingCall] were not told of.
 	MappingsLost uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.
 	Minor, Major, Failed uint64

@@ -74,7 +74,7 @@ func TestParseKind(t *testing.T) {
 }
 
 func TestParseBy(t *testing.T) {
-	for b := ByProcess; b <= ByResult; b++ {
+	for b := ByProcess; b <= BySample; b++ {
 		if got, ok := ParseBy(b.String()); got != b || !ok {
 			t.Errorf("%v: parsed as %v, %v", b, got, ok)
 		}
@@ -84,7 +84,7 @@ func TestParseBy(t *testing.T) {
 			t.Errorf("%q is parsed as %v", s, b)
 		}
 	}
-	if names := Names[By](); len(names) != int(ByResult)+1 {
+	if names := Names[By](); len(names) != int(BySample)+1 {
 		t.Errorf("--by accepts %q", names)
 	}
 }

@@ -124,6 +124,7 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 			r := (*faultMappingRecord)(unsafe.Pointer(&raw[0]))
 			d.mappings = append(d.mappings, fault.MappingCall{
 				PID: r.Pid, Image: r.Image, Time: r.TimeNs, Start: r.Start, End: r.End, Brk: r.Brk != 0, StackID: r.Stack,
+				Parent: r.Parent, ParentImage: r.ParentImage,
 			})
 		}
 	case recordFault:

@@ -120,15 +120,17 @@ type faultKindRow struct {
 }
 
 type faultMappingRecord struct {
-	_      structs.HostLayout
-	Type   uint32
-	Pid    uint32
-	Image  uint32
-	Brk    uint32
-	TimeNs uint64
-	Start  uint64
-	End    uint64
-	Stack  uint64
+	_           structs.HostLayout
+	Type        uint32
+	Pid         uint32
+	Image       uint32
+	Brk         uint32
+	TimeNs      uint64
+	Start       uint64
+	End         uint64
+	Stack       uint64
+	Parent      uint32
+	ParentImage uint32
 }
 
 type faultMaxRecord struct {
@@ -267,6 +269,7 @@ const (
 	faultProgKretprobeHandleMmFault = "kretprobe_handle_mm_fault"
 	faultProgLeave                  = "leave"
 	faultProgLeaveCpu               = "leave_cpu"
+	faultProgNoteFork               = "note_fork"
 	faultProgNoteMapping            = "note_mapping"
 	faultProgRefuse                 = "refuse"
 	faultProgSettleAll              = "settle_all"
@@ -397,6 +400,7 @@ type faultProgramSpecs struct {
 	KretprobeHandleMmFault *ebpf.ProgramSpec `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.ProgramSpec `ebpf:"leave"`
 	LeaveCpu               *ebpf.ProgramSpec `ebpf:"leave_cpu"`
+	NoteFork               *ebpf.ProgramSpec `ebpf:"note_fork"`
 	NoteMapping            *ebpf.ProgramSpec `ebpf:"note_mapping"`
 	Refuse                 *ebpf.ProgramSpec `ebpf:"refuse"`
 	SettleAll              *ebpf.ProgramSpec `ebpf:"settle_all"`
@@ -646,6 +650,7 @@ type faultPrograms struct {
 	KretprobeHandleMmFault *ebpf.Program `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.Program `ebpf:"leave"`
 	LeaveCpu               *ebpf.Program `ebpf:"leave_cpu"`
+	NoteFork               *ebpf.Program `ebpf:"note_fork"`
 	NoteMapping            *ebpf.Program `ebpf:"note_mapping"`
 	Refuse                 *ebpf.Program `ebpf:"refuse"`
 	SettleAll              *ebpf.Program `ebpf:"settle_all"`
@@ -669,6 +674,7 @@ func (p *faultPrograms) Close() error {
 		p.KretprobeHandleMmFault,
 		p.Leave,
 		p.LeaveCpu,
+		p.NoteFork,
 		p.NoteMapping,
 		p.Refuse,
 		p.SettleAll,

@@ -271,7 +271,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 			faultProgEndCgroupReclaim, faultProgBeginCgroupReclaim, faultProgEndCompaction, faultProgBeginCompaction)
 	}
 	if opt.Mappers {
-		p.Programs = append(p.Programs, faultProgNoteMapping)
+		p.Programs = append(p.Programs, faultProgNoteMapping, faultProgNoteFork)
 	}
 	p.Covers = []string{"user", "kernel", "remote", "failed"}
 	switch hook {

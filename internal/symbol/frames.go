@@ -19,7 +19,9 @@ const (
 	maxCompared = 64 << 20
 	// maxMaps is how many maps of compiled code are known at a time, and maxMapsKept how many
 	// bytes of all.
-	maxMaps     = 64
+	maxMaps = 64
+	// lateAfter is how soon somebody who is patient looks again whether there is a map.
+	lateAfter   = 200e6
 	maxMapsKept = 96 << 20
 )
 
@@ -283,6 +285,8 @@ type compiled struct {
 	looked   uint64 // at what is at its path
 	more     bool   // of it was not read yet
 	kept     int
+	// version is another number after each change of the map, as far as changes is.
+	version, changes uint64
 	// before is the map of the program that the process was before, nil if it had none.
 	before *PerfMap
 }
@@ -309,7 +313,11 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		r.maps[pid] = c
 	}
 	c.used = r.now
-	if r.now-c.looked >= retryAfter {
+	wait := uint64(retryAfter)
+	if c.PerfMap == nil && r.opt.Patient {
+		wait = lateAfter
+	}
+	if r.now-c.looked >= wait {
 		if !r.affords() {
 			return c.PerfMap, false
 		}
@@ -342,6 +350,11 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 				break
 			}
 		}
+		if c.changes != c.PerfMap.changes {
+			c.changes = c.PerfMap.changes
+			r.mapVersions++
+			c.version = r.mapVersions
+		}
 		size := c.Size()
 		r.mapBytes += size - c.kept
 		c.kept = size
@@ -349,6 +362,16 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		}
 	}
 	return c.PerfMap, true
+}
+
+// MapVersion is another number whenever what a process lists of its compiled code has
+// changed, so that names of addresses in it may have; 0 if it lists nothing.
+func (r *Resolver) MapVersion(pid, image uint32) uint64 {
+	r.tick()
+	if m, _ := r.mapOf(pid, image); m == nil {
+		return 0
+	}
+	return r.maps[pid].version
 }
 
 func (r *Resolver) forgetOldestMap(inUse *compiled) bool {

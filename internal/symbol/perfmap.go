@@ -45,6 +45,8 @@ type PerfMap struct {
 	cover   []piece
 	stale   bool
 	names   int // bytes
+	// changes counts how often what is listed has changed.
+	changes uint64
 
 	// Skipped is the number of lines that are none, or that are too many to keep.
 	Skipped uint64
@@ -169,6 +171,7 @@ func (m *PerfMap) Replace(pid uint32) error {
 
 func (m *PerfMap) forget() {
 	m.read, m.entries, m.cover, m.names, m.stale = 0, nil, nil, 0, false
+	m.changes++
 }
 
 // readFrom reads on. A line without an end is still being written.
@@ -196,6 +199,7 @@ func (m *PerfMap) readFrom(r io.ReaderAt) (more bool, err error) {
 
 // add takes lines.
 func (m *PerfMap) add(b []byte) {
+	m.changes++
 	for line := range bytes.Lines(b) {
 		e, ok := parseMapLine(line)
 		if !ok || len(m.entries) >= maxMapEntries || m.names+len(e.name) > maxMapKept {
