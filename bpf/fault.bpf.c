@@ -261,6 +261,7 @@ static __always_inline void exit_mm_fault(void *ctx, __u32 ret)
 		st->rec.known |= KNOWN_LATENCY;
 		return;
 	}
+	prepare_stack(st, ctx, PLACE_FAULT);
 	if (ret & ret_oom)
 		result = RESULT_OOM;
 	else if (ret & ret_hwpoison)
@@ -272,7 +273,7 @@ static __always_inline void exit_mm_fault(void *ctx, __u32 ret)
 	/* A signal follows, which must not become a second record. */
 	st->raised = st->rec.mode == MODE_USER && result != RESULT_OK && result != RESULT_OOM;
 	/* mm_account_fault: what had to be tried again is major. */
-	end(st, task, result, ret & ret_major || st->last_flags & flag_tried, ctx, PLACE_FAULT);
+	end(st, task, result, ret & ret_major || st->last_flags & flag_tried);
 }
 
 /*
@@ -457,9 +458,10 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 
 	if (!st)
 		return;
+	prepare_stack(st, ctx, PLACE_FAULT);
 	if (!st->ignored)
 		find_vma(st, task, true);
-	end(st, task, RESULT_OK, major, ctx, PLACE_FAULT);
+	end(st, task, RESULT_OK, major);
 }
 
 SEC("perf_event")
@@ -552,14 +554,15 @@ int refuse(__u64 *ctx)
 	st->rec.cause = sig == SIGSEGV ? code : 0;
 	if (!st->ignored && !(st->rec.known & KNOWN_VMA))
 		find_vma_unlocked(st, task);
+	prepare_stack(st, ctx, PLACE_SIGNAL);
 	/* What begin_refused begins is in no phase; a variable would make the verifier go twice. */
 	if (st->phase == HANDLING) {
-		end(st, task, result, false, ctx, PLACE_SIGNAL);
+		end(st, task, result, false);
 		return 0;
 	}
 	st->rec.end_ns = st->rec.start_ns;
 	st->rec.result = result;
-	emit(st, ctx, PLACE_SIGNAL);
+	emit(st, true);
 	return 0;
 }
 

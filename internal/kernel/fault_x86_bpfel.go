@@ -205,6 +205,34 @@ type faultTaskState struct {
 		Outcome  uint32
 		Timed    uint32
 	}
+	Evidence struct {
+		_      structs.HostLayout
+		Before struct {
+			_       structs.HostLayout
+			Value   uint64
+			Level   uint8
+			Known   bool
+			Present uint16
+			_       [4]byte
+		}
+		After struct {
+			_       structs.HostLayout
+			Value   uint64
+			Level   uint8
+			Known   bool
+			Present uint16
+			_       [4]byte
+		}
+		Address  uint64
+		VmaFlags uint64
+		Backing  uint8
+		Access   uint8
+		Attempts uint8
+		Major    bool
+		Uffd     bool
+		Numa     bool
+		_        [2]byte
+	}
 	HostPidTgid  uint64
 	MinFlt       uint64
 	MajFlt       uint64
@@ -232,7 +260,7 @@ type faultTaskState struct {
 	CommMatch    uint8
 	ExeMatch     uint8
 	OffWhy       uint8
-	Pad          uint8
+	Place        uint8
 }
 
 // Names of all BPF objects in the ELF.
