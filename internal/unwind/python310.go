@@ -20,8 +20,8 @@ import (
 type python310 struct {
 	// pythons is the library's map of what it knows of a process.
 	pythons *ebpf.Map
-	// processes are since when a process's traces have f_lasti, 0 for another version, and
-	// never if it cannot be had.
+	// processes of CPython 3.10, by since when their traces have f_lasti: never if it cannot
+	// be had.
 	processes map[uint32]uint64
 	codes     map[codeKey]codeLines
 }
@@ -86,22 +86,26 @@ func (p *python310) lines(raw *libpf.EbpfTrace, frames libpf.Frames) []uint32 {
 // never is behind all times.
 const never = ^uint64(0)
 
-// since has the library read f_lasti of the process if that runs CPython 3.10.
+// since has the library read f_lasti of the process if that runs CPython 3.10, and returns 0
+// if it does not. It is asked each time, as a process may exec, and its id be another one's later.
 func (p *python310) since(pid uint32, frames libpf.Frames) uint64 {
-	if known, ok := p.processes[pid]; ok {
+	var info support.PyProcInfo
+	known, ok := p.processes[pid]
+	switch err := p.pythons.Lookup(pid, unsafe.Pointer(&info)); {
+	case err != nil && ok: // it has just ended
+		return known
+	case err != nil && looksLike310(frames):
+		return never
+	case err != nil || info.Version != version310:
+		delete(p.processes, pid)
+		return 0
+	case ok && (known == never || info.PyFrameObject_f_lasti == frameLastInstruction):
 		return known
 	}
 	if len(p.processes) >= keptProcesses {
 		clear(p.processes)
 	}
-	since := uint64(0)
-	var info support.PyProcInfo
-	switch err := p.pythons.Lookup(pid, unsafe.Pointer(&info)); {
-	case err != nil && looksLike310(frames):
-		since = never
-	case err == nil && info.Version == version310:
-		since = p.repair(pid, &info)
-	}
+	since := p.repair(pid, &info)
 	p.processes[pid] = since
 	return since
 }
