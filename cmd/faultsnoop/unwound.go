@@ -27,6 +27,8 @@ type unwound struct {
 	*unwind.Unwinder
 	joiner *unwind.Joiner
 	joined []unwind.Joined
+	// stacked is how many faults have got one.
+	stacked uint64
 	// counter counts the faults that have a stack by the ids of stacks, nil if they are shown.
 	counter *aggregate.Counter
 	stacks  recent[uint64, countedStack]
@@ -118,6 +120,7 @@ func (w *unwound) join(batch *fault.Batch, end bool) (until uint64) {
 		f := w.joined[i].Fault
 		if s := w.joined[i].Stack; s != nil && len(s.Frames) > 0 {
 			f.Stack = s
+			w.stacked++
 		}
 		batch.Faults = append(batch.Faults, f)
 	}
@@ -237,19 +240,18 @@ func (w *unwound) id(s *fault.Stack, process fault.Comm) uint64 {
 // tellCounts says what has become of the stacks that were asked for.
 func (w *unwound) tellCounts(src source, log *slog.Logger) {
 	c, err := src.Counters()
-	if err != nil {
-		return
-	}
-	taken, err := w.Counts()
-	if err != nil {
+	if err != nil || c.Asked == c.Seen && c.Asked == w.stacked {
 		return
 	}
 	joined := w.joiner.Counts()
-	if joined.With == c.Asked && c.Asked == c.Seen && taken.Aborted == 0 {
-		return
+	text := fmt.Sprintf("stacks were asked for of %d of %d faults, of which %d have one", c.Asked, c.Seen, w.stacked)
+	if joined.Early > 0 {
+		text += fmt.Sprintf("; %d faults could not wait for theirs", joined.Early)
 	}
-	log.Info(fmt.Sprintf("stacks were asked for of %d of %d faults: %d did not come, %d were incomplete; %d faults could not wait for theirs, %d stacks were of no such fault",
-		c.Asked, c.Seen, c.Asked-min(c.Asked, joined.With), taken.Aborted, joined.Early, joined.Unjoined))
+	if joined.Unjoined > 0 {
+		text += fmt.Sprintf("; %d stacks came too late, or their faults are left out", joined.Unjoined)
+	}
+	log.Info(text)
 }
 
 // recent remembers what was used last: at least limit, and at most two times as many.
