@@ -9,8 +9,6 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/cilium/ebpf"
-
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
 	"faultsnoop/internal/perfevent"
@@ -36,8 +34,8 @@ type sourceOptions struct {
 	// CountOnly has faults counted where they happen, with these tables.
 	CountOnly bool
 	Tables    []fault.By
-	// Unwinder are the maps of an unwinder that is asked for stacks, nil if there is none.
-	Unwinder map[string]*ebpf.Map
+	// Unwinder is asked for stacks, nil if there is none.
+	Unwinder kernel.UnwinderMaps
 
 	features *kernel.Features // nil before it is known what works
 	planned  kernel.Hook      // for which Unwinder was made

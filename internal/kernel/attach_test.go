@@ -34,6 +34,7 @@ var attachPoints = map[string]struct {
 	faultProgEndCgroupReclaim:       {ebpf.Tracing, "mm_vmscan_memcg_reclaim_end"},
 	faultProgBeginCompaction:        {ebpf.Tracing, "mm_compaction_begin"},
 	faultProgEndCompaction:          {ebpf.Tracing, "mm_compaction_end"},
+	faultProgNoteMapping:            {ebpf.Tracing, "sys_exit"},
 	faultProgTakeBaseline:           {ebpf.Tracing, "task"},
 	faultProgSettleAll:              {ebpf.Tracing, "task"},
 }

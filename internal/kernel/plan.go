@@ -34,14 +34,17 @@ type Options struct {
 	// PFN tells the frame and the node of each page, for which the caller needs
 	// CAP_SYS_ADMIN.
 	PFN bool
-	// Unwinder are the maps that an unwinder shares, by the names of bpf/rendezvous.h: it is
-	// asked for the stacks of some faults. nil if there is none.
-	Unwinder map[string]*ebpf.Map
+	// Unwinder is asked for the stacks of some faults, nil if there is none.
+	Unwinder UnwinderMaps
 	// CountOnly counts in the kernel, with a table for each of Tables (at most
 	// [fault.MaxTables]), and sends no records but those whose stack Unwinder was asked for.
 	CountOnly bool
 	Tables    []fault.By
 }
+
+// UnwinderMaps are what an unwinder shares with the programs that record faults, by the names
+// of bpf/rendezvous.h.
+type UnwinderMaps map[string]*ebpf.Map
 
 // Limits of the BPF side (bpf/fault.h).
 const (
