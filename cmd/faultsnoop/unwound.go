@@ -83,18 +83,23 @@ func openUnwound(o *sourceOptions, every uint64) (*unwound, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newUnwound(u, unwind.NewJoiner(when), o.Tables), nil
+}
+
+// newUnwound counts faults by their stacks if there are tables, of which the last is by these.
+func newUnwound(u *unwind.Unwinder, joiner *unwind.Joiner, tables []fault.By) *unwound {
 	w := &unwound{
-		Unwinder: u, joiner: unwind.NewJoiner(when), seed: maphash.MakeSeed(),
+		Unwinder: u, joiner: joiner, seed: maphash.MakeSeed(),
 		named: recent[unwoundKey, namedStack]{limit: maxUnwound},
 		files: recent[moduleKey, *fault.VMA]{limit: maxModules},
 	}
-	if n := len(o.Tables); n > 0 {
-		w.counter = aggregate.NewCounter(o.Tables[n-1:], maxRecordRows)
+	if n := len(tables); n > 0 {
+		w.counter = aggregate.NewCounter(tables[n-1:], maxRecordRows)
 	}
 	w.stacks = recent[uint64, countedStack]{limit: maxCounted, forgotten: func(stacks map[uint64]countedStack) {
 		w.counter.Forget(func(k *fault.Key) bool { _, ok := stacks[k.Value]; return ok })
 	}}
-	return w, nil
+	return w
 }
 
 // join puts in place of the faults of a batch those whose stacks have come, or will not. All

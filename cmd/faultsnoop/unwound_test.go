@@ -3,7 +3,41 @@ package main
 import (
 	"maps"
 	"testing"
+
+	"faultsnoop/internal/aggregate"
+	"faultsnoop/internal/fault"
 )
+
+// A stack has one id however often it is made, and one that is forgotten leaves its faults
+// among those that had no room.
+func TestUnwoundIDs(t *testing.T) {
+	stack := func(line uint32) *fault.Stack {
+		return &fault.Stack{Frames: []fault.Frame{{Func: "f", Line: line}, {Func: "main"}}}
+	}
+	w := newUnwound(nil, nil, []fault.By{fault.ByStack})
+	w.stacks.limit = 10
+	name := fault.MakeComm("p")
+	first := w.id(stack(1), name)
+	if w.id(stack(1), name) != first {
+		t.Error("an equal stack has another id")
+	}
+	if w.id(stack(2), name) == first || w.id(stack(1), fault.MakeComm("q")) == first {
+		t.Error("another stack, or one of another process, has the same id")
+	}
+	w.count(&fault.Batch{Faults: []fault.Fault{{StackID: first}, {}}})
+	for line := range uint32(30) {
+		w.id(stack(line+10), name)
+	}
+	if _, ok := w.stacks.peek(first); ok {
+		t.Error("the oldest stack is not forgotten")
+	}
+	all := fault.Table{Rows: map[fault.Key]fault.Cost{{}: {Unknown: 2}}}
+	table := &w.counter.Rows().Tables[0]
+	got := aggregate.WithStacks(&all, table)
+	if len(table.Rows) != 0 || table.Other.Faults() != 1 || len(got.Rows) != 1 || got.Rows[fault.Key{}].Unknown != 2 {
+		t.Errorf("%d rows, %d other faults, shown as %v", len(table.Rows), table.Other.Faults(), got.Rows)
+	}
+}
 
 // What is used is kept, and what is forgotten was not used for the longest time.
 func TestRecent(t *testing.T) {

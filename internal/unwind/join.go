@@ -24,8 +24,8 @@ type JoinCounts struct {
 	Traces, Unjoined uint64
 }
 
-// Joiner gives each fault the trace that was taken of it: a fault says when one was asked for, and
-// nothing else of its thread can have taken place from then until the trace was taken. Faults
+// Joiner gives each fault the trace that was taken of it. A fault says when one was asked for: with
+// AtEnd it is the next that its thread took, with AtBegin the last before the fault began. Faults
 // and traces may be added in any order, and the result depends on it only through lateness: a
 // fault is decided when Hold has passed since its end, so that a trace that is added by then is
 // never missed. One that comes later is counted.
@@ -52,7 +52,7 @@ type Joiner struct {
 // a machine with 100,000 faults a second.
 func NewJoiner(when When) *Joiner {
 	j := &Joiner{
-		When: when, Hold: 2 * Delay, Keep: 4 * Delay, MaxFaults: 65536, MaxTraces: 65536,
+		When: when, Hold: 2 * Delay, Keep: 4 * Delay, MaxFaults: 65536, MaxTraces: 32768,
 		sorted: true, traces: map[uint32][]Trace{},
 	}
 	if when == AtBegin {
