@@ -6,6 +6,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"slices"
+	"time"
 
 	"faultsnoop/internal/aggregate"
 	"faultsnoop/internal/fault"
@@ -21,6 +22,9 @@ const (
 	maxCounted = 1 << 15
 	maxModules = 1 << 12
 )
+
+// countedHold is how long a fault that is counted may wait for its stack: nobody waits for it.
+const countedHold = 3 * time.Second
 
 // unwound takes stacks of any language and gives them to the faults that they were taken of.
 type unwound struct {
@@ -83,7 +87,11 @@ func openUnwound(o *sourceOptions, every uint64) (*unwound, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newUnwound(u, unwind.NewJoiner(when), o.Tables), nil
+	joiner := unwind.NewJoiner(when)
+	if o.CountOnly {
+		joiner.Unordered, joiner.Hold = true, countedHold
+	}
+	return newUnwound(u, joiner, o.Tables), nil
 }
 
 // newUnwound counts faults by their stacks if there are tables, of which the last is by these.

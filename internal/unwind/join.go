@@ -35,6 +35,8 @@ type Joiner struct {
 	// Hold is how long a fault waits for its trace, at least Delay. With AtEnd a trace is taken
 	// in half of that.
 	Hold time.Duration
+	// Unordered gives faults out as soon as their traces are there, and not in the order of their end.
+	Unordered bool
 	// Keep is how long a trace waits for its fault: it may be taken at the beginning of a long
 	// one.
 	Keep time.Duration
@@ -47,6 +49,10 @@ type Joiner struct {
 	waiting int                // of traces
 	counts  JoinCounts
 }
+
+// straggle is how late a record may be: it waits for those before it in the buffer, which other
+// CPUs may be about to write.
+const straggle = 20 * time.Millisecond
 
 // NewJoiner makes one for a tracer whose stacks are taken at when. The limits suit
 // a machine with 100,000 faults a second.
@@ -96,19 +102,16 @@ func (j *Joiner) dropOldest() {
 	j.forget(times[max(1, len(times)/4)-1])
 }
 
-// forget drops the traces up to a time.
+// forget drops the traces up to a time, which belong to no fault.
 func (j *Joiner) forget(until uint64) {
 	for tid, of := range j.traces {
-		j.drop(tid, from(of, until+1))
+		n := from(of, until+1)
+		j.counts.Unjoined += uint64(n)
+		j.remove(tid, n)
 	}
 }
 
-// drop drops the first n traces of a thread, which belong to no fault.
-func (j *Joiner) drop(tid uint32, n int) {
-	j.counts.Unjoined += uint64(n)
-	j.remove(tid, n)
-}
-
+// remove takes away the first n traces of a thread.
 func (j *Joiner) remove(tid uint32, n int) {
 	j.waiting -= n
 	if of := j.traces[tid]; n == len(of) {
@@ -118,15 +121,20 @@ func (j *Joiner) remove(tid uint32, n int) {
 	}
 }
 
-// Take appends the faults whose time has come to dst, in the order of their end. All faults
-// that ended until seen, in nanoseconds of CLOCK_MONOTONIC, have been added.
+// Take appends the faults whose time has come to dst. All faults that ended until seen, in nanoseconds of
+// CLOCK_MONOTONIC, have been added.
 func (j *Joiner) Take(seen uint64, dst []Joined) []Joined {
 	j.sort()
 	due := 0
 	for due < len(j.faults) && j.faults[due].End+uint64(j.Hold) <= seen {
 		due++
 	}
-	dst = j.give(max(due, len(j.faults)-j.MaxFaults), due, seen, dst)
+	must := max(due, len(j.faults)-j.MaxFaults)
+	n := must
+	if j.Unordered {
+		n = len(j.faults)
+	}
+	dst = j.give(n, must, due, seen, dst)
 	if keep := uint64(j.Keep); seen > keep {
 		j.forget(seen - keep)
 	}
@@ -137,7 +145,8 @@ func (j *Joiner) Take(seen uint64, dst []Joined) []Joined {
 func (j *Joiner) Flush(dst []Joined) []Joined {
 	const all = 1<<64 - 1
 	j.sort()
-	dst = j.give(len(j.faults), len(j.faults), all, dst)
+	n := len(j.faults)
+	dst = j.give(n, n, n, all, dst)
 	j.forget(all - 1)
 	return dst
 }
@@ -149,22 +158,30 @@ func (j *Joiner) sort() {
 	}
 }
 
-// give appends the first n faults to dst, of which those from due on have not waited for long.
-func (j *Joiner) give(n, due int, seen uint64, dst []Joined) []Joined {
+// give appends the first n faults to dst; from must on only those whose traces have come. From due on
+// they have not waited for long.
+func (j *Joiner) give(n, must, due int, seen uint64, dst []Joined) []Joined {
 	next := j.nextAsked(n)
+	kept := 0
 	for i := range j.faults[:n] {
 		out := Joined{Fault: j.faults[i]}
 		if out.Fault.Sampled != 0 {
-			if out.Stack = j.stackOf(&out.Fault, next[i], seen); out.Stack != nil {
+			out.Stack = j.stackOf(&out.Fault, next[i], seen)
+			switch {
+			case out.Stack != nil:
 				j.counts.With++
-			} else if i >= due {
+			case i >= must:
+				j.faults[kept] = out.Fault
+				kept++
+				continue
+			case i >= due:
 				j.counts.Early++
 			}
 		}
 		dst = append(dst, out)
 	}
-	j.counts.Faults += uint64(n)
-	j.faults = slices.Delete(j.faults, 0, n)
+	j.counts.Faults += uint64(n - kept)
+	j.faults = slices.Delete(j.faults, kept, n)
 	return dst
 }
 
@@ -203,13 +220,12 @@ func (j *Joiner) stackOf(f *fault.Fault, next, seen uint64) *fault.Stack {
 		i = from(of, f.End-uint64(f.Latency)+1) - 1
 	} else {
 		// A later trace may be of a fault that has not been heard of yet.
-		end := min(next, seen, f.Sampled+uint64(j.Hold)/2)
+		end := min(next, seen-min(seen, uint64(straggle)), f.Sampled+uint64(j.Hold)/2)
 		if i = first; i < len(of) && of[i].Time >= end {
 			i = -1
 		}
 	}
 	if i < first || i >= len(of) {
-		j.drop(f.TID, first)
 		return nil
 	}
 	s := of[i].Stack

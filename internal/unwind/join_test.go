@@ -146,8 +146,42 @@ func TestJoinKnowsOfLaterFaults(t *testing.T) {
 	}
 	f = asked(1, 1012, 1019)
 	j.AddFault(&f)
-	if got := lines(j.Take(1030*1000, nil)); !slices.Equal(got, []uint32{1020}) {
+	if got := lines(j.Take(31020*1000, nil)); !slices.Equal(got, []uint32{1020}) {
 		t.Errorf("given out with %v, want the trace", got)
+	}
+}
+
+// Where order does not matter nobody waits for others.
+func TestJoinUnordered(t *testing.T) {
+	j := NewJoiner(AtEnd)
+	j.Unordered, j.Hold, j.MaxFaults = true, 2*time.Second, 3
+	for i := range uint64(3) {
+		f := asked(uint32(i), 1000, 1010+i)
+		j.AddFault(&f)
+	}
+	j.AddTrace(at(1, 1012))
+	if got := lines(j.Take(100000*1000, nil)); !slices.Equal(got, []uint32{1012}) {
+		t.Fatalf("given out with %v, want the one whose trace is there", got)
+	}
+	// Two of a thread, whose traces have come just now.
+	j.AddTrace(at(0, 149995))
+	f := asked(0, 149990, 149994)
+	j.AddFault(&f)
+	if got := lines(j.Take(150000*1000, nil)); len(got) != 0 {
+		t.Fatalf("given out with %v, though another record may be about to come", got)
+	}
+	if got := lines(j.Take(170000*1000, nil)); !slices.Equal(got, []uint32{149995}) {
+		t.Fatalf("given out with %v, want the one whose trace is there", got)
+	}
+	j.AddTrace(at(0, 1013))
+	if got := lines(j.Take(190000*1000, nil)); !slices.Equal(got, []uint32{1013}) {
+		t.Fatalf("given out with %v, want the one whose trace is there", got)
+	}
+	if got := lines(j.Take(3000000*1000, nil)); !slices.Equal(got, []uint32{0}) {
+		t.Fatalf("given out with %v, want the last one without", got)
+	}
+	if c := j.Counts(); c.Faults != 4 || c.With != 3 || c.Early != 0 || c.Unjoined != 0 {
+		t.Errorf("counts are %+v", c)
 	}
 }
 
