@@ -11,6 +11,7 @@
 #include "task.h"
 #include "filter.h"
 #include "look.h"
+#include "rendezvous.h"
 #include "stack.h"
 #include "stat.h"
 #include <bpf/bpf_helpers.h>
@@ -59,18 +60,24 @@ static __always_inline void emit(struct task_state *st, bool there)
 		take_stack(st);
 	if (count_only) {
 		count_fault(st, current_task());
-		return;
-	}
-	if (sample > 1) {
+	} else if (sample > 1) {
 		__sync_fetch_and_add(&sample_seq, 1);
 		if (sample_seq % sample != 1)
 			return;
 	}
-	if (!bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup()))
+	if (unwinding == UNWIND_AT_END && there && st->place == PLACE_FAULT && chosen(rec->end_ns))
+		rec->sampled_ns = rec->end_ns;
+	if (rec->sampled_ns)
+		__sync_fetch_and_add(&c->asked, 1);
+	else if (count_only)
 		return;
-	c = counters(); /* again, so that it takes no room on the stack until here */
-	if (c)
-		tally(&c->lost_ring, rec);
+	if (bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup())) {
+		/* What is counted is not lost, and has no stack then. */
+		if (!count_only)
+			tally(&c->lost_ring, rec);
+	} else if (unwinding == UNWIND_AT_END && rec->sampled_ns) {
+		wait_there(rec->sampled_ns, rec->address);
+	}
 }
 
 /* By how much the kernel's counts of a thread have grown. */
@@ -189,9 +196,11 @@ struct beginning {
 	__u32 flags;
 	__u16 known;
 	__u64 mm;
+	__u64 sampled_ns;
 	__u8 mode, access;
 	bool foreign_mm;
 };
+
 /* Stops accounting for a thread until it is wanted again. */
 static __always_inline void forget(struct task_state *st)
 {
@@ -253,6 +262,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	identify(st, task);
 	rec->type = selftest ? RECORD_SELFTEST : RECORD_FAULT;
 	rec->start_ns = bpf_ktime_get_ns();
+	rec->sampled_ns = b->sampled_ns;
 	rec->address = b->address;
 	rec->ip = b->ip;
 	rec->flags = b->flags;

@@ -14,7 +14,8 @@
  *
  * Maps: records (ring buffer), counts (per CPU), states or states_by_task (a
  * thread's fault in flight), tracked, tids, cgroup (filters), names (file names
- * already sent), pages_seen, and kind_rows, stat_rows, other_rows (counting only).
+ * already sent), pages_seen, kind_rows, stat_rows, other_rows (counting only), and those
+ * of rendezvous.h.
  *
  * Every thread's min_flt and maj_flt, which getrusage(2) reports, are compared at
  * the beginning of a fault with what was recorded before. A completion that no
@@ -209,6 +210,9 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 		st->rec.attempts++;
 		return;
 	}
+	/* Without registers no exception has brought it here, and no event came before. */
+	if (unwinding == UNWIND_AT_BEGIN && regs)
+		b.sampled_ns = meet(address);
 	b.known = KNOWN_FLAGS | KNOWN_ACCESS | KNOWN_ATTEMPTS;
 	b.mode = flags & flag_user ? MODE_USER : flags & flag_remote ? MODE_REMOTE : MODE_KERNEL;
 	b.access = flags & flag_instruction ? ACCESS_EXEC :
@@ -237,6 +241,8 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	st->rec.attempts = 1;
 	if (st->ignored)
 		return;
+	if (unwinding == UNWIND_AT_BEGIN)
+		add_process(st->rec.host_pid);
 	if (regs && st->rec.mode == MODE_USER)
 		st->user_sp = READ(typed, regs, sp);
 	name_task(&st->rec, task);
@@ -456,6 +462,8 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 	struct task_struct *task = current_task();
 	struct task_state *st = completed(ctx, task);
 
+	if (unwinding)
+		leave_place();
 	if (!st)
 		return;
 	prepare_stack(st, ctx, PLACE_FAULT);
@@ -496,6 +504,8 @@ static __always_inline struct task_state *begin_refused(struct task_struct *task
 {
 	struct beginning b = { .address = address, .mode = MODE_USER };
 
+	if (unwinding == UNWIND_AT_BEGIN)
+		b.sampled_ns = meet(address);
 #if defined(__TARGET_ARCH_x86)
 	__u64 error_code = READ_TASK(task, thread.error_code);
 

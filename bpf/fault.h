@@ -168,6 +168,8 @@ struct fault_record {
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 	__u64 stack; /* id of its stack_record, 0 if it has none */
+	/* When another library's unwinder was asked for its stack, 0 if it was not. */
+	__u64 sampled_ns;
 };
 
 /* Frames of one kind, and of a whole stack: a power of two. */
@@ -242,7 +244,8 @@ struct counters {
 	__u64 unremembered;  /* pages for which there was no room in pages_seen */
 	__u64 stackless;     /* faults for whose stack there was no room */
 	__u64 mappings_lost; /* calls that have mapped memory, without room for their record */
-	__u64 pad[6];	     /* to whole cache lines */
+	__u64 asked;  /* faults with sampled_ns, whether there was room for their record or not */
+	__u64 pad[5]; /* to whole cache lines */
 };
 
 /* How often, and what it cost. */

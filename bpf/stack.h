@@ -13,6 +13,7 @@
 #include "core.h"
 #include "ring.h"
 #include "task.h"
+#include "rendezvous.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
@@ -204,11 +205,11 @@ static __noinline int keep_kernel_frames(void *ctx, __u32 place)
  */
 static __always_inline void prepare_stack(struct task_state *st, void *ctx, __u32 place)
 {
-	if (!take_stacks || st->ignored)
+	if (st->ignored || (!take_stacks && unwinding != UNWIND_AT_END))
 		return;
 	st->rec.end_ns = bpf_ktime_get_ns();
 	st->place = place;
-	if (st->rec.mode != MODE_USER)
+	if (take_stacks && st->rec.mode != MODE_USER)
 		keep_kernel_frames(ctx, place);
 }
 

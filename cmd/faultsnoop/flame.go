@@ -198,7 +198,7 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	}
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
-	c := newCounts(src, &f.open)
+	c := newCounts(src, &f.open, f.unwound)
 	session := src.Session()
 	p := pipeline{src: src, out: f.out, stacks: stacks, take: c.take, done: func() bool { return f.out.err != nil }}
 	begin := session.Started
@@ -210,7 +210,7 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 		return f.abandon(err, child)
 	}
 	f.tellUnseen(session)
-	f.tellStackless(src)
+	f.tellStackless(c)
 	return f.result(child)
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"faultsnoop/internal/aggregate"
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/symbol"
 	"faultsnoop/internal/view"
@@ -95,7 +96,7 @@ type printer struct {
 	limit uint64           // of records, 0 for none
 	names *symbol.Resolver // nil if no section or symbol is shown
 
-	printed uint64
+	printed, stacked uint64 // records, and those with a stack
 }
 
 // done reports that nothing more can be shown.
@@ -113,6 +114,9 @@ func (p *printer) take(batch *fault.Batch) error {
 		}
 		p.out.buf = p.enc.AppendFault(p.out.buf, &batch.Faults[i])
 		p.printed++
+		if aggregate.HasStack(batch.Faults[i].Stack) {
+			p.stacked++
+		}
 		if len(p.out.buf) >= outputSize {
 			p.out.flush()
 		}

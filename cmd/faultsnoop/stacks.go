@@ -39,15 +39,13 @@ func (t *tracer) openUnwinder() {
 	if t.stack != stackFull {
 		return
 	}
-	u, err := openUnwound(&t.open, t.stackEvery, t.log)
+	u, err := openUnwound(&t.open, t.stackEvery)
 	if err != nil {
 		t.log.Info(fmt.Sprintf("stacks by frame pointers: %v", err))
 		return
 	}
 	t.unwound = u
-	// Records and traces meet here, so nothing is counted in the kernel. Who has mapped the
-	// memory is followed by frame pointers.
-	t.open.Stacks, t.open.CountOnly = t.open.Mappers, false
+	t.open.Stacks, t.open.Unwinder = false, u.Shared()
 }
 
 // mappings is who knows what processes had mapped when a stack was taken.
@@ -67,10 +65,12 @@ type stackNamer struct {
 	named    stackMemory
 	compiled compiledStacks
 	process  map[uint64]fault.Comm // whose stack it is, if faults are counted by it
-	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
-	unwound map[uint64]*fault.Stack
-	mappers aggregate.Mappers
-	full    *unwound // nil if frame pointers are followed
+	mappers  aggregate.Mappers
+	full     *unwound // nil if frame pointers are followed
+	// calls wait for the faults before them, which wait for their stacks.
+	calls []fault.MappingCall
+	src   source
+	log   *slog.Logger
 }
 
 // stackMemory are stacks by their ids, of the latest generation and of the one before:
@@ -97,7 +97,7 @@ func (m *stackMemory) of(id uint64) *fault.Stack {
 // newStackNamer is to be called before the traced command runs, whose mappings are heard
 // of from then on.
 func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Logger) (*stackNamer, error) {
-	n := &stackNamer{unwound: map[uint64]*fault.Stack{}, full: full}
+	n := &stackNamer{full: full, src: src, log: log}
 	if len(open.Tables) > 0 {
 		n.process = map[uint64]fault.Comm{}
 	}
@@ -142,7 +142,7 @@ func (n *stackNamer) close() error {
 		return nil
 	}
 	if n.full != nil {
-		n.full.tellCounts()
+		n.full.tellCounts(n.src, n.log)
 	}
 	n.resolver.Close()
 	if n.timeline == nil {
@@ -165,36 +165,37 @@ func (n *stackNamer) name(batch *fault.Batch, end bool) error {
 	if n.process != nil {
 		n.nameLate()
 	}
+	until := uint64(1<<64 - 1)
 	if n.full != nil {
-		n.full.join(batch, end)
+		until = n.full.join(batch, end)
 	}
-	calls := batch.Mappings
+	for i := range batch.Mappings {
+		c := &batch.Mappings[i]
+		c.Stack = n.current(c.StackID) // which may be forgotten when it is wanted
+		n.calls = append(n.calls, *c)
+	}
 	for i := range batch.Faults {
 		f := &batch.Faults[i]
-		for len(calls) > 0 && calls[0].Time <= f.End {
-			n.mapping(&calls[0])
-			calls = calls[1:]
-		}
+		n.mapUntil(f.End)
 		f.Mapper = n.mappers.Of(f)
 		if n.full == nil {
 			f.Stack = n.current(f.StackID)
 		} else if f.Stack != nil {
-			f.Stack = n.full.name(f, n)
-			if n.full.counted && f.StackID != 0 {
-				n.unwound[f.StackID], n.process[f.StackID] = f.Stack, f.Process
-			}
+			n.full.name(f, n)
 		}
 	}
-	for i := range calls {
-		n.mapping(&calls[i])
-	}
+	n.mapUntil(until)
 	return nil
 }
 
-// mapping takes up a call with its stack, which may be wanted long after its id is forgotten.
-func (n *stackNamer) mapping(c *fault.MappingCall) {
-	c.Stack = n.current(c.StackID)
-	n.mappers.Add(c)
+// mapUntil takes up the calls up to a time.
+func (n *stackNamer) mapUntil(time uint64) {
+	i := 0
+	for i < len(n.calls) && n.calls[i].Time <= time {
+		n.mappers.Add(&n.calls[i])
+		i++
+	}
+	n.calls = slices.Delete(n.calls, 0, i)
 }
 
 // add names stacks, in the order of their times.
@@ -296,14 +297,19 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 	return frames
 }
 
+// of is the stack of an id, nil if it is not known, and whose it is.
+func (n *stackNamer) of(id uint64) (*fault.Stack, fault.Comm) {
+	if n.full != nil {
+		s, _ := n.full.stacks.peek(id)
+		return s.Stack, s.process
+	}
+	return n.named.of(id), n.process[id]
+}
+
 // profile is a table by stack or by sample with the stacks' names. What had no row, and
 // stacks that nobody has heard of, are faults without a stack.
 func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
 	none := &fault.Stack{End: fault.StackNone}
-	named := n.named.of
-	if n.full != nil {
-		named = func(id uint64) *fault.Stack { return n.unwound[id] }
-	}
 	p := &fault.Profile{}
 	add := func(s fault.StackSample, c *fault.Cost) {
 		s.Faults, s.Time, s.Bytes = c.Faults(), c.Time, c.Bytes
@@ -311,10 +317,8 @@ func (n *stackNamer) profile(t *fault.Table) *fault.Profile {
 		p.Samples = append(p.Samples, s)
 	}
 	for key, cost := range t.Rows {
-		s := fault.StackSample{
-			Stack: named(key.Value), Process: n.process[key.Value], TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major,
-		}
-		if s.Stack == nil {
+		s := fault.StackSample{TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major}
+		if s.Stack, s.Process = n.of(key.Value); s.Stack == nil {
 			s.Stack = none
 		}
 		add(s, &cost)

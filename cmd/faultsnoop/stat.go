@@ -160,13 +160,15 @@ type counts struct {
 	source
 	live    *kernel.Live
 	counter *aggregate.Counter
+	// unwound knows the stacks of the last table, nil if the source does.
+	unwound *unwound
 }
 
-func newCounts(src source, o *sourceOptions) *counts {
-	c := &counts{source: src}
+func newCounts(src source, o *sourceOptions, full *unwound) *counts {
+	c := &counts{source: src, unwound: full}
 	var ok bool
-	if c.live, ok = src.(*kernel.Live); !ok || !o.CountOnly {
-		c.live, c.counter = nil, aggregate.NewCounter(o.Tables, maxRecordRows)
+	if c.live, ok = src.(*kernel.Live); !ok {
+		c.counter = aggregate.NewCounter(o.Tables, maxRecordRows)
 	}
 	return c
 }
@@ -177,16 +179,32 @@ func (c *counts) take(batch *fault.Batch) error {
 		for i := range batch.Faults {
 			c.counter.Add(&batch.Faults[i])
 		}
+	} else if c.unwound != nil {
+		c.unwound.count(batch)
 	}
 	return nil
 }
 
 // rows are what was counted so far.
 func (c *counts) rows() (*fault.Rows, error) {
-	if c.live != nil {
-		return c.live.Rows()
+	if c.counter != nil {
+		return c.counter.Rows(), nil
 	}
-	return c.counter.Rows(), nil
+	rows, err := c.live.Rows()
+	if err == nil && c.unwound != nil {
+		last := &rows.Tables[len(rows.Tables)-1]
+		*last = aggregate.WithStacks(last, &c.unwound.counter.Rows().Tables[0])
+	}
+	return rows, err
+}
+
+// Counters adds what has no stack for want of room here.
+func (c *counts) Counters() (fault.Counters, error) {
+	out, err := c.source.Counters()
+	if c.unwound != nil {
+		out.Stackless += c.unwound.counter.Rows().Tables[0].Other.Faults()
+	}
+	return out, err
 }
 
 // follow lets the command run and shows what was counted, at intervals and in the end.
@@ -203,7 +221,7 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	}
 	ctx, cancel := s.limit(ctx)
 	defer cancel()
-	m.src, m.begin = newCounts(src, &s.open), time.Now()
+	m.src, m.begin = newCounts(src, &s.open, s.unwound), time.Now()
 	m.last = m.begin
 	p := pipeline{src: src, out: s.out, stacks: stacks, take: m.tick, done: func() bool { return s.out.err != nil }}
 	err = s.runReporting(ctx, &p)
@@ -222,7 +240,7 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 		return s.abandon(err, child)
 	}
 	s.tellUnseen(src.Session())
-	s.tellStackless(src)
+	s.tellStackless(m.src)
 	return s.result(child)
 }
 
@@ -283,6 +301,9 @@ func (m *meter) show(since *aggregate.Snapshot, begin, end time.Time, part view.
 		m.stacks.add(rows.Stacks)
 	}
 	now := aggregate.Snapshot{Rows: rows, Counters: counters}
+	if part == view.Interval && m.src.unwound != nil {
+		now.KeepStackless(since)
+	}
 	diff := now.Since(since)
 	m.last = end
 	cgroups := sync.OnceValue(process.CgroupNames)

@@ -192,7 +192,7 @@ func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	defer cancel()
 	begin := time.Now()
 	err = t.runReporting(ctx, &p)
-	sum := view.Summary{Printed: to.printed, Duration: p.ended.Sub(begin), Session: src.Session()}
+	sum := view.Summary{Printed: to.printed, Stacks: stacks != nil, Stacked: to.stacked, Duration: p.ended.Sub(begin), Session: src.Session()}
 	if err := errors.Join(err, t.conclude(&to, src, &sum)); err != nil {
 		return t.abandon(err, child)
 	}

@@ -7,6 +7,10 @@ import "time"
 type Batch struct {
 	// Faults in the order in which they were complete.
 	Faults []Fault
+	// Until is a time, in nanoseconds of CLOCK_MONOTONIC: but for some that are late by
+	// milliseconds, faults that ended before it are in no later batch. 0 if the source does not
+	// say.
+	Until uint64
 	// Stacks are those that faults of this batch or of later ones are the first to have.
 	Stacks []RawStack
 	// Mappings are calls in the order of their times, if they were asked for.
@@ -43,6 +47,8 @@ type Counters struct {
 	Unremembered uint64
 	// Stackless is how many faults have no stack since there was no room for one more.
 	Stackless uint64
+	// Asked is of how many faults the stack was asked for from another library's unwinder.
+	Asked uint64
 	// MappingsLost is how many calls of [MappingCall] were not told of.
 	MappingsLost uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.

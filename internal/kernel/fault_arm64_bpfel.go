@@ -54,7 +54,8 @@ type faultCounters struct {
 	Unremembered uint64
 	Stackless    uint64
 	MappingsLost uint64
-	Pad          [6]uint64
+	Asked        uint64
+	Pad          [5]uint64
 }
 
 type faultExePattern struct {
@@ -111,6 +112,7 @@ type faultFaultRecord struct {
 	Comm         [16]int8
 	Process      [16]int8
 	Stack        uint64
+	SampledNs    uint64
 }
 
 type faultKindRow struct {
@@ -141,6 +143,14 @@ type faultMaxRecord struct {
 	Key  faultStatKey
 }
 
+type faultMeeting struct {
+	_       structs.HostLayout
+	Tid     uint32
+	Pad     uint32
+	Time    uint64
+	Address uint64
+}
+
 type faultNameKey struct {
 	_     structs.HostLayout
 	Ino   uint64
@@ -159,12 +169,32 @@ type faultNameRecord struct {
 	Name  [4352]int8
 }
 
+type faultPace struct {
+	_      structs.HostLayout
+	Every  uint64
+	Window uint64
+	Budget uint64
+	Begun  uint64
+	Taken  uint64
+	Weight uint64
+	Limit  uint64
+	Rate   uint64
+}
+
 type faultPageKey struct {
 	_      structs.HostLayout
 	Tgid   uint32
 	ExecId uint32
 	Born   uint64
 	Page   uint64
+}
+
+type faultProcess struct {
+	_      structs.HostLayout
+	ExecVm uint64
+	DataVm uint64
+	Looked uint64
+	Looks  uint64
 }
 
 type faultStackRecord struct {
@@ -272,8 +302,11 @@ const (
 	faultMapKindRows                = "kind_rows"
 	faultMapNames                   = "names"
 	faultMapOtherRows               = "other_rows"
+	faultMapPacing                  = "pacing"
 	faultMapPagesSeen               = "pages_seen"
+	faultMapProcesses               = "processes"
 	faultMapRecords                 = "records"
+	faultMapRendezvous              = "rendezvous"
 	faultMapStackScratch            = "stack_scratch"
 	faultMapStacks                  = "stacks"
 	faultMapStatRows                = "stat_rows"
@@ -362,6 +395,7 @@ const (
 	faultVarTakeStacks              = "take_stacks"
 	faultVarTaskStorage             = "task_storage"
 	faultVarTraceSelf               = "trace_self"
+	faultVarUnwinding               = "unwinding"
 	faultVarWakeBytes               = "wake_bytes"
 	faultVarWantedAccess            = "wanted_access"
 	faultVarWantedKinds             = "wanted_kinds"
@@ -444,8 +478,11 @@ type faultMapSpecs struct {
 	KindRows     *ebpf.MapSpec `ebpf:"kind_rows"`
 	Names        *ebpf.MapSpec `ebpf:"names"`
 	OtherRows    *ebpf.MapSpec `ebpf:"other_rows"`
+	Pacing       *ebpf.MapSpec `ebpf:"pacing"`
 	PagesSeen    *ebpf.MapSpec `ebpf:"pages_seen"`
+	Processes    *ebpf.MapSpec `ebpf:"processes"`
 	Records      *ebpf.MapSpec `ebpf:"records"`
+	Rendezvous   *ebpf.MapSpec `ebpf:"rendezvous"`
 	StackScratch *ebpf.MapSpec `ebpf:"stack_scratch"`
 	Stacks       *ebpf.MapSpec `ebpf:"stacks"`
 	StatRows     *ebpf.MapSpec `ebpf:"stat_rows"`
@@ -520,6 +557,7 @@ type faultVariableSpecs struct {
 	TakeStacks        *ebpf.VariableSpec `ebpf:"take_stacks"`
 	TaskStorage       *ebpf.VariableSpec `ebpf:"task_storage"`
 	TraceSelf         *ebpf.VariableSpec `ebpf:"trace_self"`
+	Unwinding         *ebpf.VariableSpec `ebpf:"unwinding"`
 	WakeBytes         *ebpf.VariableSpec `ebpf:"wake_bytes"`
 	WantedAccess      *ebpf.VariableSpec `ebpf:"wanted_access"`
 	WantedKinds       *ebpf.VariableSpec `ebpf:"wanted_kinds"`
@@ -554,8 +592,11 @@ type faultMaps struct {
 	KindRows     *ebpf.Map `ebpf:"kind_rows"`
 	Names        *ebpf.Map `ebpf:"names"`
 	OtherRows    *ebpf.Map `ebpf:"other_rows"`
+	Pacing       *ebpf.Map `ebpf:"pacing"`
 	PagesSeen    *ebpf.Map `ebpf:"pages_seen"`
+	Processes    *ebpf.Map `ebpf:"processes"`
 	Records      *ebpf.Map `ebpf:"records"`
+	Rendezvous   *ebpf.Map `ebpf:"rendezvous"`
 	StackScratch *ebpf.Map `ebpf:"stack_scratch"`
 	Stacks       *ebpf.Map `ebpf:"stacks"`
 	StatRows     *ebpf.Map `ebpf:"stat_rows"`
@@ -573,8 +614,11 @@ func (m *faultMaps) Close() error {
 		m.KindRows,
 		m.Names,
 		m.OtherRows,
+		m.Pacing,
 		m.PagesSeen,
+		m.Processes,
 		m.Records,
+		m.Rendezvous,
 		m.StackScratch,
 		m.Stacks,
 		m.StatRows,
@@ -650,6 +694,7 @@ type faultVariables struct {
 	TakeStacks        *ebpf.Variable `ebpf:"take_stacks"`
 	TaskStorage       *ebpf.Variable `ebpf:"task_storage"`
 	TraceSelf         *ebpf.Variable `ebpf:"trace_self"`
+	Unwinding         *ebpf.Variable `ebpf:"unwinding"`
 	WakeBytes         *ebpf.Variable `ebpf:"wake_bytes"`
 	WantedAccess      *ebpf.Variable `ebpf:"wanted_access"`
 	WantedKinds       *ebpf.Variable `ebpf:"wanted_kinds"`

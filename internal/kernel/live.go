@@ -40,6 +40,7 @@ type Live struct {
 	record   ringbuf.Record
 	decoder  decoder
 	batch    fault.Batch
+	early    []fault.Fault     // those of the next batch that have been read
 	lost     map[string]uint64 // as last reported
 	tables   []fault.By
 	compared string // see fault.Session
@@ -64,7 +65,7 @@ func Open(plan Plan, opt Options) (*Live, error) {
 		return nil, err
 	}
 	sys := ReadSystem()
-	coll, err := ebpf.NewCollection(spec)
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: opt.Unwinder})
 	if err != nil {
 		s := sys.refusal("loading the BPF programs", err)
 		return nil, &UnsupportedError{plan.Hook, s}
@@ -194,11 +195,18 @@ func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if l.drained {
+	l.batch.Faults = append(l.batch.Faults, l.early...)
+	l.early = l.early[:0]
+	if l.drained && len(l.batch.Faults) == 0 {
 		return nil, io.EOF
 	}
+	l.batch.Until = process.Now()
 	l.reader.SetDeadline(time.Now().Add(pollInterval))
-	for len(l.batch.Faults) < maxBatch {
+	for {
+		if n := len(l.batch.Faults); n >= maxBatch || l.drained {
+			l.batch.Until = l.batch.Faults[n-1].End
+			break
+		}
 		err := l.reader.ReadInto(&l.record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
@@ -310,6 +318,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Untimed += c.Untimed
 		out.Unremembered += c.Unremembered
 		out.Stackless += c.Stackless
+		out.Asked += c.Asked
 		out.MappingsLost += c.MappingsLost
 		children += c.LostChildren
 	}

@@ -118,22 +118,30 @@ func (p *pythonLines) lines(raw *libpf.EbpfTrace, frames libpf.Frames) []uint32 
 // never is behind all times.
 const never = ^uint64(0)
 
-// process has the library read f_lasti of the process if that runs CPython 3.10.
+// process has the library read f_lasti of the process if that runs CPython 3.10. It is asked
+// each time, as a process may exec, and its id be another one's later.
 func (p *pythonLines) process(pid uint32, frames libpf.Frames) pythonProcess {
-	if known, ok := p.processes[pid]; ok {
-		return known
-	}
-	if len(p.processes) >= keptProcesses {
-		clear(p.processes)
-	}
-	var known pythonProcess
+	known, ok := p.processes[pid]
 	var info support.PyProcInfo
-	if err := p.pythons.Lookup(pid, unsafe.Pointer(&info)); err == nil {
-		if known.layout = codeLayouts[info.Version]; known.layout == code310 {
+	switch err := p.pythons.Lookup(pid, unsafe.Pointer(&info)); {
+	case err != nil && ok: // it has just ended
+		return known
+	case err != nil && looksLike310(frames):
+		known = pythonProcess{code310, never}
+	case err != nil:
+		known = pythonProcess{}
+	default:
+		layout := codeLayouts[info.Version]
+		if ok && known.layout == layout &&
+			(layout != code310 || known.since == never || info.PyFrameObject_f_lasti == frameLastInstruction) {
+			return known
+		}
+		if known = (pythonProcess{layout: layout}); layout == code310 {
 			known.since = p.repair(pid, &info)
 		}
-	} else if looksLike310(frames) {
-		known = pythonProcess{code310, never}
+	}
+	if !ok && len(p.processes) >= keptProcesses {
+		clear(p.processes)
 	}
 	p.processes[pid] = known
 	return known

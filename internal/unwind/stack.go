@@ -61,8 +61,9 @@ var langs = map[libpf.InterpreterType]fault.Lang{
 // interner keeps one Stack of each and the paths of files, both bounded. Stacks belong to
 // the goroutine that names traces; paths come from the one that looks at processes.
 type interner struct {
-	seed   maphash.Seed
-	stacks map[uint64]*interned
+	seed maphash.Seed
+	// stacks and, in older, those that have not been met since stacks was begun.
+	stacks, older map[uint64]*interned
 
 	mu    sync.Mutex
 	paths map[libpf.FrameMappingFile]string
@@ -76,9 +77,10 @@ type interned struct {
 	stack  *fault.Stack
 }
 
-// keptStacks and keptPaths bound memory: about 2 KiB and 100 bytes each.
+// keptStacks, of which there are two times as many, and keptPaths bound memory: about 2 KiB
+// and 100 bytes each.
 const (
-	keptStacks = 16384
+	keptStacks = 8192
 	keptPaths  = 65536
 )
 
@@ -125,15 +127,22 @@ func (in *interner) stack(kernel []uint64, frames libpf.Frames, lines []uint32) 
 		maphash.WriteComparable(&h, l)
 	}
 	sum := h.Sum64()
-	if k := in.stacks[sum]; k != nil && slices.Equal(k.kernel, kernel) && slices.Equal(k.frames, frames) && slices.Equal(k.lines, lines) {
+	k := in.stacks[sum]
+	if k.is(kernel, frames, lines) {
 		return k.stack
 	}
-	if len(in.stacks) >= keptStacks {
-		clear(in.stacks)
+	if k = in.older[sum]; !k.is(kernel, frames, lines) {
+		k = &interned{slices.Clone(kernel), slices.Clone(frames), lines, in.make(kernel, frames, lines)}
 	}
-	s := in.make(kernel, frames, lines)
-	in.stacks[sum] = &interned{slices.Clone(kernel), slices.Clone(frames), lines, s}
-	return s
+	if len(in.stacks) >= keptStacks {
+		in.stacks, in.older = map[uint64]*interned{}, in.stacks
+	}
+	in.stacks[sum] = k
+	return k.stack
+}
+
+func (k *interned) is(kernel []uint64, frames libpf.Frames, lines []uint32) bool {
+	return k != nil && slices.Equal(k.kernel, kernel) && slices.Equal(k.frames, frames) && slices.Equal(k.lines, lines)
 }
 
 // shim is the frame by which C code has called Python in 3.12, which nobody has written.
