@@ -142,6 +142,7 @@ func (o *flameOptions) redraw(cmd *cobra.Command, t *traceOptions, files []strin
 	if out.buf, err = o.encode(out.buf, newest, before); err != nil {
 		return err
 	}
+	out.replace()
 	out.flush()
 	out.close()
 	return out.failure()
@@ -227,11 +228,11 @@ func (f *flamer) draw(c *counts, stacks *stackNamer, run *fault.Profile) error {
 	stacks.add(rows.Stacks)
 	p := stacks.profile(&rows.Tables[0])
 	p.Session, p.Begin, p.Duration, p.Lost = run.Session, run.Begin, run.Duration, counters.LostTotal()
-	f.out.buf, err = f.encode(f.out.buf, p, nil)
-	f.out.flush()
-	if err != nil {
+	if f.out.buf, err = f.encode(f.out.buf, p, nil); err != nil {
 		return err
 	}
+	f.out.replace()
+	f.out.flush()
 	f.summarize(p)
 	return nil
 }

@@ -25,6 +25,7 @@ type output struct {
 	w       io.Writer
 	file    *os.File // w, if it is a file
 	owned   bool     // file was opened here
+	stale   bool     // it has what an earlier run has written
 	width   int      // terminal columns, 0 if w is no terminal
 	flushed time.Time
 	err     error // the first failure; from then on nothing is written
@@ -43,15 +44,30 @@ func newOutput(w io.Writer) *output {
 	return o
 }
 
-// openOutput makes an output of a new or emptied file.
+// openOutput makes an output of a file, which keeps what it has until there is something to
+// write in its place: a run that cannot even begin does not cost the last report. It is
+// emptied then and not replaced, so that links, owner and mode stay, and devices work.
 func openOutput(path string) (*output, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening the output: %w; -o takes the path of a file that may be written", err)
 	}
 	o := newOutput(f)
 	o.owned = true
+	st, err := f.Stat()
+	o.stale = err == nil && st.Mode().IsRegular() && st.Size() > 0
 	return o, nil
+}
+
+// replace drops what the file had before this run, also if nothing will be written to it.
+func (o *output) replace() {
+	if !o.stale {
+		return
+	}
+	o.stale = false
+	if err := o.file.Truncate(0); err != nil && o.err == nil {
+		o.err = err
+	}
 }
 
 // close closes a file that was opened here; some file systems say only then that
@@ -81,6 +97,9 @@ func (o *output) settle(idle bool) {
 }
 
 func (o *output) flush() {
+	if len(o.buf) > 0 {
+		o.replace()
+	}
 	if len(o.buf) > 0 && o.err == nil {
 		if _, err := o.w.Write(o.buf); err != nil {
 			o.err = err
