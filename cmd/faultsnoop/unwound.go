@@ -142,7 +142,9 @@ func (w *unwound) name(f *fault.Fault, n *stackNamer) *fault.Stack {
 		switch {
 		case frame.Lang == fault.LangKernel && frame.Addr != 0:
 			s.Frames = append(s.Frames, n.inKernel(frame.Addr, i > 0))
-		case frame.Lang == fault.LangNative && frame.Module != "":
+		case (frame.Lang == fault.LangNative || frame.Lang == fault.LangGo) && frame.Module != "":
+			// The unwinder names Go's functions, but not those that are inlined, whose lines it
+			// tells.
 			s.Frames = append(s.Frames, w.native(frame, f, n, i > 0)...)
 		default:
 			s.Frames = append(s.Frames, *frame)
