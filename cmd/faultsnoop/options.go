@@ -210,6 +210,8 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
+	case o.stackEvery != 0 && o.stack == "":
+		return usagef("--stack-every: no stacks are taken: add --stack or, with stat, --by function, line, stack or module")
 	case o.stackEvery != 0 && o.stack != stackFull:
 		return usagef("--stack-every: only --stack=full takes the stacks of some faults")
 	case o.mapper && o.stack == "":

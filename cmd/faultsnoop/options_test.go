@@ -70,6 +70,13 @@ func TestBadInput(t *testing.T) {
 		{"trace -n 0", 2, "from 1 on"},
 		{"trace --output=", 2, "write the path of a file"},
 		{"trace -o /no/such/file", 125, "opening the output: open /no/such/file: no such file"},
+		// They get as far as to the output, so the flags are right.
+		{"stat --by function --stack-every 1 -o /no/such/file", 125, "opening the output"},
+		{"flame --stack-every 1 -o /no/such/file", 125, "opening the output"},
+		{"trace --stack --stack-every 1 -o /no/such/file", 125, "opening the output"},
+		{"trace --stack-every 1", 2, "no stacks are taken: add --stack"},
+		{"stat --stack-every 1", 2, "--by function"},
+		{"flame --stack=fp --stack-every 1", 2, "only --stack=full"},
 		{"trace --sample 0", 2, "from 1 on"},
 		{"trace --buffer 12Q", 2, "write a size"},
 		{"trace --buffer 1", 2, "write a size from"},
