@@ -147,12 +147,25 @@ func (w *unwound) name(f *fault.Fault, n *stackNamer) *fault.Stack {
 			// tells.
 			s.Frames = append(s.Frames, w.native(frame, f, n, i > 0)...)
 		default:
-			s.Frames = append(s.Frames, *frame)
+			s.Frames = append(s.Frames, interpreted(frame))
 		}
 	}
 	s.Frames = outsideHandler(s.Frames)
 	w.named[f.Stack] = s
 	return s
+}
+
+// interpreted has the source file of a function for its module, as nothing else is mapped or
+// loaded for it.
+func interpreted(f *fault.Frame) fault.Frame {
+	out := *f
+	if out.File == "<unknown>" { // so the unwinder says
+		out.File = ""
+	}
+	if out.Module == "" && out.Func != "" {
+		out.Module = out.File
+	}
+	return out
 }
 
 // native names one frame, as far as its file can be read.

@@ -72,3 +72,19 @@ func TestUnwoundNames(t *testing.T) {
 		}
 	}
 }
+
+// TestInterpretedModule: stat --by module has a row for each script.
+func TestInterpretedModule(t *testing.T) {
+	for _, c := range []struct{ frame, want fault.Frame }{
+		{fault.Frame{Func: "f", File: "/srv/a.py", Line: 3, Lang: fault.LangPython}, fault.Frame{Func: "f", File: "/srv/a.py", Line: 3, Module: "/srv/a.py", Lang: fault.LangPython}},
+		{fault.Frame{Func: "f", File: "a.cs", Module: "/srv/a.dll", Lang: fault.LangDotNet}, fault.Frame{Func: "f", File: "a.cs", Module: "/srv/a.dll", Lang: fault.LangDotNet}},
+		{fault.Frame{Func: "Uint8Array", File: "<unknown>", Lang: fault.LangNode}, fault.Frame{Func: "Uint8Array", Lang: fault.LangNode}},
+		{fault.Frame{Lang: fault.LangNode}, fault.Frame{Lang: fault.LangNode}},
+	} {
+		w := &unwound{named: map[*fault.Stack]*fault.Stack{}}
+		s := w.name(&fault.Fault{Stack: &fault.Stack{Frames: []fault.Frame{c.frame}}}, &stackNamer{})
+		if len(s.Frames) != 1 || s.Frames[0] != c.want {
+			t.Errorf("%+v\nwant %+v", s.Frames, c.want)
+		}
+	}
+}

@@ -259,6 +259,26 @@ func TestRuntime(t *testing.T) {
 	}
 }
 
+// Code without a file of its own is of its source.
+func TestModuleOfSource(t *testing.T) {
+	for _, c := range []struct {
+		frame fault.Frame
+		want  string
+	}{
+		{fault.Frame{Func: "f", File: "/srv/a.py", Lang: fault.LangPython}, "/srv/a.py"},
+		{fault.Frame{Func: "f", File: "/srv/a.js", Module: "[anon]", Addr: 7, Offset: 7, Lang: fault.LangNode}, "/srv/a.js"},
+		{fault.Frame{Func: "f", File: "a.c", Module: "/srv/a", Lang: fault.LangNative}, "/srv/a"},
+		{fault.Frame{Func: "f", Module: "[anon]"}, "[anon]"},
+	} {
+		p := &fault.Profile{Samples: []fault.StackSample{{Stack: &fault.Stack{Frames: []fault.Frame{c.frame}}, Faults: 1}}}
+		for _, by := range []StackBy{ByModule, ByFunction, ByLine} {
+			if got := TableOf(p, by, false).Rows[0].Frame.Module; got != c.want {
+				t.Errorf("%+v by %s: module %q, want %q", c.frame, by, got, c.want)
+			}
+		}
+	}
+}
+
 // Shares are compared, not numbers: the second run is ten times as long.
 func TestChanges(t *testing.T) {
 	profile := func(a, b, c uint64) *fault.Profile {
