@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -336,7 +337,7 @@ func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {
-	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", Mappers: t.open.Mappers}
+	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", StackDepth: int(min(t.stackDepth, math.MaxInt32)), Mappers: t.open.Mappers}
 	if t.columns == nil {
 		o.Width = max(textWidth, t.out.width)
 	}

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
-	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -270,12 +268,5 @@ func csvName(by aggregate.StackBy, r *aggregate.StackRow) string {
 	if r.Stack == nil {
 		return string(appendRowName(nil, by, &r.Frame, 0))
 	}
-	var names []string
-	if end := aggregate.EndName(r.Stack.End); end != "" {
-		names = append(names, end)
-	}
-	for _, f := range slices.Backward(r.Stack.Frames) {
-		names = append(names, foldedName(&f))
-	}
-	return strings.Join(names, ";")
+	return foldedStack(r.Stack)
 }
