@@ -80,9 +80,18 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 	return cmd
 }
 
+// isStackMode reports whether the way to take stacks is an argument of its own: --stack takes
+// it behind = only, since it may be left out.
+func isStackMode(cmd *cobra.Command, args []string) bool {
+	stack := cmd.Flags().Lookup("stack")
+	return len(args) > 0 && cmd.ArgsLenAtDash() != 0 && stack != nil && stack.Changed && stack.Value.String() == stack.NoOptDefVal && slices.Contains(stackModes, args[0])
+}
+
 // commandArgs wants arguments only behind --.
 func commandArgs(cmd *cobra.Command, args []string) error {
 	switch dash := cmd.ArgsLenAtDash(); {
+	case isStackMode(cmd, args):
+		return usagef("unexpected argument %q: write --stack=%[1]s", args[0])
 	case dash < 0 && len(args) > 0, dash > 0:
 		return usagef("unexpected argument %q: to trace a command write -- in front of it", args[0])
 	case dash == 0 && len(args) == 0:
