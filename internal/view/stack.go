@@ -95,10 +95,14 @@ func frameName(f *fault.Frame) (name, offset string) {
 	switch {
 	case f.Func != "":
 		return f.Func, ""
+	case f.Module != "" && f.Offset == 0 && f.Addr == 0:
+		return path.Base(f.Module), "" // where in it is not known
 	case f.Module != "":
 		return path.Base(f.Module), "+0x" + strconv.FormatUint(f.Offset, 16)
 	case f.Addr != 0:
 		return "", "0x" + strconv.FormatUint(f.Addr, 16)
+	case f.Lang != fault.LangUnknown:
+		return "[" + f.Lang.String() + "]", ""
 	}
 	return "[unknown]", ""
 }

@@ -66,3 +66,24 @@ func TestStackCSV(t *testing.T) {
 		t.Errorf("a column of stacks that are not taken: %s", b)
 	}
 }
+
+// TestFrameName: as much is told of a frame as is known.
+func TestFrameName(t *testing.T) {
+	for _, c := range []struct {
+		frame fault.Frame
+		want  string
+	}{
+		{fault.Frame{Func: "f", Module: "/srv/a", Offset: 7}, "f"},
+		{fault.Frame{Module: "/srv/a", Offset: 7}, "a+0x7"},
+		{fault.Frame{Module: "[anon]", Offset: 7, Addr: 0x1007}, "[anon]+0x7"},
+		{fault.Frame{Module: "[anon]", Addr: 0x1000}, "[anon]+0x0"},
+		{fault.Frame{Module: "[anon]", Lang: fault.LangNative}, "[anon]"},
+		{fault.Frame{Addr: 0x1007}, "0x1007"},
+		{fault.Frame{Lang: fault.LangNode}, "[node]"},
+		{fault.Frame{}, "[unknown]"},
+	} {
+		if got := string(appendFrameName(nil, &c.frame)); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.frame, got, c.want)
+		}
+	}
+}
