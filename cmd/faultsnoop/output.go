@@ -33,15 +33,22 @@ type output struct {
 
 func newOutput(w io.Writer) *output {
 	o := &output{w: w, buf: make([]byte, 0, outputSize+4096)}
+	o.file, _ = w.(*os.File)
+	o.width = terminalWidth(w)
+	return o
+}
+
+// terminalWidth is how many columns a terminal has, 0 if w is none.
+func terminalWidth(w io.Writer) int {
+	width := 0
 	if f, ok := w.(*os.File); ok {
-		o.file = f
-		o.control(func(fd int) {
+		control(f, func(fd int) {
 			if size, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); err == nil {
-				o.width = max(int(size.Col), 1)
+				width = max(int(size.Col), 1)
 			}
 		})
 	}
-	return o
+	return width
 }
 
 // openOutput makes an output of a file, which keeps what it has until there is something to
@@ -82,10 +89,10 @@ func (o *output) close() {
 	}
 }
 
-// control calls f with the descriptor, which stays as blocking as it is.
-func (o *output) control(f func(fd int)) {
-	if conn, err := o.file.SyscallConn(); err == nil {
-		_ = conn.Control(func(fd uintptr) { f(int(fd)) }) // fails only when closed
+// control calls do with the descriptor, which stays as blocking as it is.
+func control(f *os.File, do func(fd int)) {
+	if conn, err := f.SyscallConn(); err == nil {
+		_ = conn.Control(func(fd uintptr) { do(int(fd)) }) // fails only when closed
 	}
 }
 
@@ -114,7 +121,7 @@ func (o *output) probe() {
 	if o.file == nil || o.err != nil {
 		return
 	}
-	o.control(func(fd int) {
+	control(o.file, func(fd int) {
 		fds := []unix.PollFd{{Fd: int32(fd)}} // errors and hang-ups are always reported
 		if n, err := unix.Poll(fds, 0); err == nil && n > 0 && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0 {
 			o.err = unix.EPIPE

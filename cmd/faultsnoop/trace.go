@@ -138,7 +138,10 @@ func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 		defer child.Abort()
 	}
 
-	if t.openUnwinder(); t.unwound != nil {
+	if err := t.openUnwinder(ctx); err != nil {
+		return err
+	}
+	if t.unwound != nil {
 		defer func() { t.closing(t.unwound.Close()) }()
 	}
 	tasks := holdNamed(&t.open.Filter, t.log)
