@@ -60,7 +60,7 @@ func Runtime(f *fault.Frame) bool {
 	}
 	name := f.Func
 	if f.Lang == fault.LangJava {
-		if name = javaMethod(name); name == "" && f.File == "" {
+		if name = javaMethod(name); name == "" && f.Func != "" && f.File == "" {
 			return true
 		}
 	}
@@ -75,7 +75,9 @@ func Runtime(f *fault.Frame) bool {
 	switch f.Lang {
 	case fault.LangUnknown, fault.LangNative, fault.LangCPP, fault.LangRust:
 	default:
-		return false // code of a language that a runtime runs
+		// Code of a language that a runtime runs. What it cannot even name leads nowhere, but
+		// who has called it does.
+		return f.Func == "" && f.File == "" && f.Module == ""
 	}
 	if slices.Contains(runtimeFunctions, f.Func) {
 		return true

@@ -252,6 +252,10 @@ func TestRuntime(t *testing.T) {
 		{fault.Frame{Func: "touchPages", File: "/srv/n2.js", Line: 1, Lang: fault.LangNode}, false},
 		{fault.Frame{Func: "touchPages", Lang: fault.LangNode}, false},
 		{fault.Frame{}, false},
+		{fault.Frame{Lang: fault.LangNode}, true},
+		{java("", ""), true},
+		{fault.Frame{Lang: fault.LangDotNet, Module: "/srv/a.dll"}, false},
+		{fault.Frame{Lang: fault.LangNative}, false},
 	} {
 		if got := Runtime(&test.frame); got != test.want {
 			t.Errorf("%+v: %v", test.frame, got)
