@@ -227,6 +227,7 @@ func fits(ctx context.Context, t *testing.T) {
 
 func TestPage(t *testing.T) {
 	ctx := browser(t, view.AppendFlame(nil, run(), nil))
+	do(ctx, t, choose("#stackless")) // the sums are of all faults
 
 	// The line that allocates, with its share.
 	want(ctx, t, "make_block alloc.py:8", "850 faults, 85.0 %")
@@ -338,6 +339,7 @@ func TestPage(t *testing.T) {
 // All can be done with the keyboard.
 func TestKeyboard(t *testing.T) {
 	ctx := browser(t, view.AppendFlame(nil, run(), nil))
+	do(ctx, t, choose("#stackless")) // the sums are of all faults
 	press := func(keys ...string) {
 		for _, key := range keys {
 			do(ctx, t, chromedp.KeyEvent(key))
@@ -373,6 +375,7 @@ func TestKeyboard(t *testing.T) {
 
 func TestDifference(t *testing.T) {
 	ctx := browser(t, view.AppendFlame(nil, run(), before()))
+	do(ctx, t, choose("#stackless")) // the sums are of all faults
 	fill := func(name string) string {
 		return eval[string](ctx, t, fmt.Sprintf(`[...document.querySelectorAll("#chart g")].find((g) => g.getAttribute("name") === %q).querySelector("rect").getAttribute("fill")`, name))
 	}
