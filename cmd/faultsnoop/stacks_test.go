@@ -64,7 +64,7 @@ func TestUnlessEnded(t *testing.T) {
 				<-hold
 				return 7, c.fails
 			}, func(n int) { given <- n })
-			if err != c.want || (got == 7) != (err == nil) && c.fails == nil {
+			if !errors.Is(err, c.want) || (got == 7) != (err == nil) {
 				t.Errorf("%d, %v", got, err)
 			}
 			if c.slow {
