@@ -62,7 +62,10 @@ func TestUnlessEnded(t *testing.T) {
 			}
 			got, err := unlessEnded(ctx, func() (int, error) {
 				<-hold
-				return 7, c.fails
+				if c.fails != nil {
+					return 0, c.fails
+				}
+				return 7, nil
 			}, func(n int) { given <- n })
 			if !errors.Is(err, c.want) || (got == 7) != (err == nil) {
 				t.Errorf("%d, %v", got, err)
