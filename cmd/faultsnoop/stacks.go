@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -34,18 +35,57 @@ func (o *traceOptions) stackFlags(flags *pflag.FlagSet, usage string) {
 }
 
 // openUnwinder loads the unwinder of any language if stacks are wanted and not by frame
-// pointers, or says why these are followed.
-func (t *tracer) openUnwinder() {
+// pointers, or says why these are followed. The error is that of a signal meanwhile: a machine
+// that is busy takes its time to load.
+func (t *tracer) openUnwinder(ctx context.Context) error {
 	if t.stack != stackFull {
-		return
+		return nil
 	}
-	u, err := openUnwound(&t.open, t.stackEvery)
+	if terminalWidth(t.stderr) > 0 {
+		t.log.Info("loading the unwinder, which takes some seconds; --stack=fp does without")
+	}
+	o := t.open
+	u, err := unlessEnded(ctx, func() (*unwound, error) { return openUnwound(&o, t.stackEvery) }, func(u *unwound) { _ = u.Close() })
+	if ctx.Err() != nil {
+		return err
+	}
+	t.open = o
 	if err != nil {
 		t.log.Info(fmt.Sprintf("stacks by frame pointers: %v", err))
-		return
+		return nil
 	}
 	t.unwound = u
 	t.open.Stacks, t.open.Unwinder = false, u.Shared()
+	return nil
+}
+
+// unlessEnded returns what open returns or, if ctx ends before, the cause of that. What is
+// opened nevertheless is given back.
+func unlessEnded[T any](ctx context.Context, open func() (T, error), giveBack func(T)) (T, error) {
+	type result struct {
+		opened T
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		opened, err := open()
+		done <- result{opened, err}
+	}()
+	select {
+	case r := <-done:
+		if ctx.Err() == nil {
+			return r.opened, r.err
+		}
+		done <- r
+	case <-ctx.Done():
+	}
+	go func() {
+		if r := <-done; r.err == nil {
+			giveBack(r.opened)
+		}
+	}()
+	var none T
+	return none, context.Cause(ctx)
 }
 
 // mappings is who knows what processes had mapped when a stack was taken.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -120,5 +122,51 @@ func TestNamesOfCompiledCode(t *testing.T) {
 			continue
 		}
 		later("second caller")
+	}
+}
+
+// TestUnlessEnded: nobody waits for what is slow to open after a signal, nor is it left open.
+func TestUnlessEnded(t *testing.T) {
+	signal, failure := errors.New("a signal"), errors.New("a failure")
+	for name, c := range map[string]struct {
+		ended, slow bool
+		fails, want error
+		given       bool
+	}{
+		"opened":              {},
+		"fails":               {fails: failure, want: failure},
+		"ended while opening": {ended: true, slow: true, want: signal, given: true},
+		"ended before":        {ended: true, want: signal, given: true},
+		"ended, then fails":   {ended: true, slow: true, fails: failure, want: signal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, end := context.WithCancelCause(t.Context())
+			defer end(nil)
+			hold, given := make(chan struct{}), make(chan int, 1)
+			if !c.slow {
+				close(hold)
+			}
+			if c.ended {
+				end(signal)
+			}
+			got, err := unlessEnded(ctx, func() (int, error) {
+				<-hold
+				if c.fails != nil {
+					return 0, c.fails
+				}
+				return 7, nil
+			}, func(n int) { given <- n })
+			if !errors.Is(err, c.want) || (got == 7) != (err == nil) {
+				t.Errorf("%d, %v", got, err)
+			}
+			if c.slow {
+				close(hold)
+			}
+			if c.given {
+				if n := <-given; n != 7 {
+					t.Errorf("%d was given back", n)
+				}
+			}
+		})
 	}
 }

@@ -55,6 +55,9 @@ handled and the exit code is as in trace.`,
 		Args:                  commandArgs,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(o.stackBy) > 0 && t.stack == "" {
+			t.stack = stackFull
+		}
 		filter, err := t.filter(cmd.Flags(), len(args) > 0)
 		if err != nil {
 			return err
@@ -65,9 +68,6 @@ handled and the exit code is as in trace.`,
 		}
 		if len(tables) > fault.MaxTables {
 			return usagef("--by: %d tables, at most %d are counted at a time", len(tables), fault.MaxTables)
-		}
-		if len(o.stackBy) > 0 && t.stack == "" {
-			t.stack = stackFull
 		}
 		if len(o.stackBy) == 0 && t.stack != "" {
 			return usagef("--stack: there is no table that needs stacks: add --by function, line, stack or module")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -79,9 +80,18 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 	return cmd
 }
 
+// isStackMode reports whether the way to take stacks is an argument of its own: --stack takes
+// it behind = only, since it may be left out.
+func isStackMode(cmd *cobra.Command, args []string) bool {
+	stack := cmd.Flags().Lookup("stack")
+	return len(args) > 0 && cmd.ArgsLenAtDash() != 0 && stack != nil && stack.Changed && stack.Value.String() == stack.NoOptDefVal && slices.Contains(stackModes, args[0])
+}
+
 // commandArgs wants arguments only behind --.
 func commandArgs(cmd *cobra.Command, args []string) error {
 	switch dash := cmd.ArgsLenAtDash(); {
+	case isStackMode(cmd, args):
+		return usagef("unexpected argument %q: write --stack=%[1]s", args[0])
 	case dash < 0 && len(args) > 0, dash > 0:
 		return usagef("unexpected argument %q: to trace a command write -- in front of it", args[0])
 	case dash == 0 && len(args) == 0:
@@ -128,7 +138,10 @@ func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 		defer child.Abort()
 	}
 
-	if t.openUnwinder(); t.unwound != nil {
+	if err := t.openUnwinder(ctx); err != nil {
+		return err
+	}
+	if t.unwound != nil {
 		defer func() { t.closing(t.unwound.Close()) }()
 	}
 	tasks := holdNamed(&t.open.Filter, t.log)
@@ -344,7 +357,7 @@ func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {
-	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", Mappers: t.open.Mappers}
+	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", StackDepth: int(min(t.stackDepth, math.MaxInt32)), Mappers: t.open.Mappers}
 	if t.columns == nil {
 		o.Width = max(textWidth, t.out.width)
 	}

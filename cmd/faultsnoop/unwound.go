@@ -167,7 +167,7 @@ func (w *unwound) count(batch *fault.Batch) {
 // name gives a fault the stack whose native frames have the names of our symbols.
 func (w *unwound) name(f *fault.Fault, n *stackNamer) {
 	key := unwoundKey{stack: f.Stack, process: f.Process}
-	if slices.ContainsFunc(f.Stack.Frames, func(f fault.Frame) bool { return f.Lang == fault.LangNative && f.BuildID == "" }) {
+	if slices.ContainsFunc(f.Stack.Frames, func(f fault.Frame) bool { return inFile(&f) && f.BuildID == "" }) {
 		key.of = execution{f.PID, f.Image}
 	}
 	named, ok := w.named.get(key)
@@ -192,14 +192,32 @@ func (w *unwound) nameFrames(f *fault.Fault, n *stackNamer) *fault.Stack {
 		switch {
 		case frame.Lang == fault.LangKernel && frame.Addr != 0:
 			s.Frames = append(s.Frames, n.inKernel(frame.Addr, i > 0))
-		case frame.Lang == fault.LangNative && frame.Module != "":
+		case inFile(frame) && frame.Module != "":
+			// The unwinder names Go's functions, but not those that are inlined, whose lines it
+			// tells.
 			s.Frames = append(s.Frames, w.native(frame, f, n, i > 0)...)
 		default:
-			s.Frames = append(s.Frames, *frame)
+			s.Frames = append(s.Frames, interpreted(frame))
 		}
 	}
 	s.Frames = outsideHandler(s.Frames)
 	return s
+}
+
+// inFile reports whether a frame is of code in a file, which has symbols.
+func inFile(f *fault.Frame) bool { return f.Lang == fault.LangNative || f.Lang == fault.LangGo }
+
+// interpreted has the source file of a function for its module, as nothing else is mapped or
+// loaded for it.
+func interpreted(f *fault.Frame) fault.Frame {
+	out := *f
+	if out.File == "<unknown>" { // so the unwinder says
+		out.File = ""
+	}
+	if out.Module == "" && out.Func != "" {
+		out.Module = out.File
+	}
+	return out
 }
 
 // native names one frame, as far as its file can be read.

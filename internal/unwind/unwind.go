@@ -130,7 +130,7 @@ func (intervals) ExecutableUnloadDelay() time.Duration { return 5 * time.Minute 
 // [Unwinder.Shared] ask for. It takes a second or two. The error is one line that says why
 // this machine cannot: the caller falls back to stacks by frame pointers.
 func Open(o Options) (*Unwinder, error) {
-	if err := supported(); err != nil {
+	if err := Supported(); err != nil {
 		return nil, err
 	}
 	if o.PerSecond == 0 {
@@ -210,8 +210,10 @@ func (u *Unwinder) followCPUs() {
 	}
 }
 
-// supported says what the library would find missing, or would say less well.
-func supported() error {
+// Supported says in one line what the library would find missing, or would say less well. It
+// loads nothing, so that Open may fail nevertheless. The error is [unix.EPERM] where
+// RLIMIT_MEMLOCK is in the way.
+func Supported() error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root")
 	}
