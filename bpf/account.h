@@ -11,6 +11,7 @@
 #include "task.h"
 #include "filter.h"
 #include "look.h"
+#include "rendezvous.h"
 #include "stack.h"
 #include "stat.h"
 #include <bpf/bpf_helpers.h>
@@ -35,11 +36,8 @@ static __always_inline void tally(struct tally *t, const struct fault_record *re
 	__sync_fetch_and_add(&t->faults[outcome_of(rec)], 1);
 }
 
-/*
- * Sends the fault in st->rec, or counts why not. ctx is the context of the program if the
- * thread is still in the fault, else NULL, and place where its stack may be put together.
- */
-static __always_inline void emit(struct task_state *st, void *ctx, __u32 place)
+/* Sends the fault in st->rec, or counts why not. It has a stack if the thread is still there. */
+static __always_inline void emit(struct task_state *st, bool there)
 {
 	struct fault_record *rec = &st->rec;
 	struct counters *c = counters();
@@ -58,19 +56,28 @@ static __always_inline void emit(struct task_state *st, void *ctx, __u32 place)
 	}
 	tally(&c->matched, rec);
 	rec->stack = 0;
-	if (take_stacks && ctx)
-		take_stack(st, ctx, place);
+	if (take_stacks && there && st->place)
+		take_stack(st);
 	if (count_only) {
 		count_fault(st, current_task());
-		return;
-	}
-	if (sample > 1) {
+	} else if (sample > 1) {
 		__sync_fetch_and_add(&sample_seq, 1);
 		if (sample_seq % sample != 1)
 			return;
 	}
-	if (bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup()))
-		tally(&c->lost_ring, rec);
+	if (unwinding == UNWIND_AT_END && there && st->place == PLACE_FAULT && chosen(rec->end_ns))
+		rec->sampled_ns = rec->end_ns;
+	if (rec->sampled_ns)
+		__sync_fetch_and_add(&c->asked, 1);
+	else if (count_only)
+		return;
+	if (bpf_ringbuf_output(&records, rec, sizeof(*rec), wakeup())) {
+		/* What is counted is not lost, and has no stack then. */
+		if (!count_only)
+			tally(&c->lost_ring, rec);
+	} else if (unwinding == UNWIND_AT_END && rec->sampled_ns) {
+		wait_there(rec->sampled_ns, rec->address);
+	}
 }
 
 /* By how much the kernel's counts of a thread have grown. */
@@ -141,7 +148,7 @@ static __always_inline struct growth finish_unheard(struct task_state *st, struc
 	} else {
 		rec->result = RESULT_INTERRUPTED;
 	}
-	emit(st, NULL, 0);
+	emit(st, false);
 	return g;
 }
 
@@ -189,9 +196,11 @@ struct beginning {
 	__u32 flags;
 	__u16 known;
 	__u64 mm;
+	__u64 sampled_ns;
 	__u8 mode, access;
 	bool foreign_mm;
 };
+
 /* Stops accounting for a thread until it is wanted again. */
 static __always_inline void forget(struct task_state *st)
 {
@@ -253,6 +262,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	identify(st, task);
 	rec->type = selftest ? RECORD_SELFTEST : RECORD_FAULT;
 	rec->start_ns = bpf_ktime_get_ns();
+	rec->sampled_ns = b->sampled_ns;
 	rec->address = b->address;
 	rec->ip = b->ip;
 	rec->flags = b->flags;
@@ -261,6 +271,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->access = b->access;
 	rec->major = 0;
 	rec->attempts = 0;
+	st->place = PLACE_NONE;
 	rec->cause = 0;
 	rec->reclaim_ns = rec->compaction_ns = 0;
 	rec->offcpu_ns = 0;
@@ -308,12 +319,13 @@ static __always_inline void name_task(struct fault_record *rec, struct task_stru
  * grown; if not, settle_all has just counted it as unseen.
  */
 static __always_inline void end(struct task_state *st, struct task_struct *task, __u8 result,
-				bool major, void *ctx, __u32 place)
+				bool major)
 {
 	struct growth g = take_growth(st, task);
 	struct fault_record *rec = &st->rec;
 
-	rec->end_ns = bpf_ktime_get_ns();
+	if (!st->place)
+		rec->end_ns = bpf_ktime_get_ns();
 	rec->result = result;
 	rec->major = major;
 	rec->known |= KNOWN_LATENCY | KNOWN_MAJOR;
@@ -331,9 +343,9 @@ static __always_inline void end(struct task_state *st, struct task_struct *task,
 	if (!st->ignored) {
 		sum_waits(st);
 		look_after(st, result, major);
-		if (result == RESULT_OK)
-			remember(st, task);
+		if (remember_pages && result == RESULT_OK)
+			remember(st);
 	}
-	emit(st, ctx, place);
+	emit(st, true);
 }
 #endif

@@ -14,7 +14,8 @@
  *
  * Maps: records (ring buffer), counts (per CPU), states or states_by_task (a
  * thread's fault in flight), tracked, tids, cgroup (filters), names (file names
- * already sent), pages_seen, and kind_rows, stat_rows, other_rows (counting only).
+ * already sent), pages_seen, kind_rows, stat_rows, other_rows (counting only), and those
+ * of rendezvous.h.
  *
  * Every thread's min_flt and maj_flt, which getrusage(2) reports, are compared at
  * the beginning of a fault with what was recorded before. A completion that no
@@ -209,6 +210,9 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 		st->rec.attempts++;
 		return;
 	}
+	/* Without registers no exception has brought it here, and no event came before. */
+	if (unwinding == UNWIND_AT_BEGIN && regs)
+		b.sampled_ns = meet(address);
 	b.known = KNOWN_FLAGS | KNOWN_ACCESS | KNOWN_ATTEMPTS;
 	b.mode = flags & flag_user ? MODE_USER : flags & flag_remote ? MODE_REMOTE : MODE_KERNEL;
 	b.access = flags & flag_instruction ? ACCESS_EXEC :
@@ -237,6 +241,8 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	st->rec.attempts = 1;
 	if (st->ignored)
 		return;
+	if (unwinding == UNWIND_AT_BEGIN)
+		add_process(st->rec.host_pid);
 	if (regs && st->rec.mode == MODE_USER)
 		st->user_sp = READ(typed, regs, sp);
 	name_task(&st->rec, task);
@@ -261,6 +267,7 @@ static __always_inline void exit_mm_fault(void *ctx, __u32 ret)
 		st->rec.known |= KNOWN_LATENCY;
 		return;
 	}
+	prepare_stack(st, ctx, PLACE_FAULT);
 	if (ret & ret_oom)
 		result = RESULT_OOM;
 	else if (ret & ret_hwpoison)
@@ -272,7 +279,7 @@ static __always_inline void exit_mm_fault(void *ctx, __u32 ret)
 	/* A signal follows, which must not become a second record. */
 	st->raised = st->rec.mode == MODE_USER && result != RESULT_OK && result != RESULT_OOM;
 	/* mm_account_fault: what had to be tried again is major. */
-	end(st, task, result, ret & ret_major || st->last_flags & flag_tried, ctx, PLACE_FAULT);
+	end(st, task, result, ret & ret_major || st->last_flags & flag_tried);
 }
 
 /*
@@ -455,11 +462,14 @@ static __always_inline void exit_page_fault(struct bpf_perf_event_data *ctx, boo
 	struct task_struct *task = current_task();
 	struct task_state *st = completed(ctx, task);
 
+	if (unwinding)
+		leave_place();
 	if (!st)
 		return;
+	prepare_stack(st, ctx, PLACE_FAULT);
 	if (!st->ignored)
 		find_vma(st, task, true);
-	end(st, task, RESULT_OK, major, ctx, PLACE_FAULT);
+	end(st, task, RESULT_OK, major);
 }
 
 SEC("perf_event")
@@ -494,6 +504,8 @@ static __always_inline struct task_state *begin_refused(struct task_struct *task
 {
 	struct beginning b = { .address = address, .mode = MODE_USER };
 
+	if (unwinding == UNWIND_AT_BEGIN)
+		b.sampled_ns = meet(address);
 #if defined(__TARGET_ARCH_x86)
 	__u64 error_code = READ_TASK(task, thread.error_code);
 
@@ -552,14 +564,15 @@ int refuse(__u64 *ctx)
 	st->rec.cause = sig == SIGSEGV ? code : 0;
 	if (!st->ignored && !(st->rec.known & KNOWN_VMA))
 		find_vma_unlocked(st, task);
+	prepare_stack(st, ctx, PLACE_SIGNAL);
 	/* What begin_refused begins is in no phase; a variable would make the verifier go twice. */
 	if (st->phase == HANDLING) {
-		end(st, task, result, false, ctx, PLACE_SIGNAL);
+		end(st, task, result, false);
 		return 0;
 	}
 	st->rec.end_ns = st->rec.start_ns;
 	st->rec.result = result;
-	emit(st, ctx, PLACE_SIGNAL);
+	emit(st, true);
 	return 0;
 }
 
@@ -663,6 +676,12 @@ enum { SYS_MMAP = 9, SYS_BRK = 12, SYS_MREMAP = 25 };
 enum { SYS_BRK = 214, SYS_MREMAP = 216, SYS_MMAP = 222 };
 #endif
 
+/* Memory is mapped by pages, whatever its size was said to be. */
+static __always_inline __u64 page_end(__u64 address)
+{
+	return (address + (1 << PAGE_SHIFT) - 1) >> PAGE_SHIFT << PAGE_SHIFT;
+}
+
 /* Who has mapped memory: the stacks of the calls that did. */
 SEC("tp_btf/sys_exit")
 int note_mapping(__u64 *ctx)
@@ -691,13 +710,33 @@ int note_mapping(__u64 *ctx)
 	rec.image = image_of(task);
 	rec.time_ns = bpf_ktime_get_ns();
 	rec.start = ret;
-	rec.end = ret + size;
+	rec.end = page_end(ret + size);
 	if (nr == SYS_BRK) {
 		rec.brk = true;
-		rec.start = BPF_CORE_READ(task, mm, start_brk);
-		rec.end = ret;
+		rec.start = page_end(BPF_CORE_READ(task, mm, start_brk));
+		rec.end = page_end(ret);
 	}
 	rec.stack = take_caller(task);
+	if (bpf_ringbuf_output(&records, &rec, sizeof(rec), wakeup()))
+		count(mappings_lost);
+	return 0;
+}
+
+/* A process has the mappings of its parent when it begins. */
+SEC("tp_btf/sched_wakeup_new")
+int note_fork(__u64 *ctx)
+{
+	struct task_struct *parent = current_task(), *child = (void *)ctx[0];
+	struct mapping_record rec = { .type = RECORD_MAPPING };
+
+	if (READ_TASK(parent, tgid) == child->tgid || !armed ||
+	    !process_matches(parent, NULL, false))
+		return 0;
+	rec.pid = observed_ids(child).pid;
+	rec.image = image_of(child);
+	rec.time_ns = bpf_ktime_get_ns();
+	rec.parent = observed_ids(parent).pid;
+	rec.parent_image = image_of(parent);
 	if (bpf_ringbuf_output(&records, &rec, sizeof(rec), wakeup()))
 		count(mappings_lost);
 	return 0;

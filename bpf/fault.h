@@ -168,6 +168,8 @@ struct fault_record {
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 	__u64 stack; /* id of its stack_record, 0 if it has none */
+	/* When another library's unwinder was asked for its stack, 0 if it was not. */
+	__u64 sampled_ns;
 };
 
 /* Frames of one kind, and of a whole stack: a power of two. */
@@ -220,6 +222,8 @@ struct mapping_record {
 	__u64 time_ns;
 	__u64 start, end;
 	__u64 stack; /* id of its stack_record, 0 if it has none */
+	/* Of a fork, which has nothing else: the process whose mappings it has. */
+	__u32 parent, parent_image;
 };
 
 enum outcome { OUTCOME_MINOR, OUTCOME_MAJOR, OUTCOME_FAILED, OUTCOME_UNKNOWN, OUTCOMES };
@@ -242,7 +246,8 @@ struct counters {
 	__u64 stacks_unsent; /* faults whose stack found no room in the ring buffer */
 	__u64 stack_rows;    /* that were made in tables by stack */
 	__u64 mappings_lost; /* calls that have mapped memory, without room for their record */
-	__u64 pad[4];	     /* to whole cache lines */
+	__u64 asked;  /* faults with sampled_ns, whether there was room for their record or not */
+	__u64 pad[3]; /* to whole cache lines */
 };
 
 /* How often, and what it cost. */

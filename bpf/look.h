@@ -107,32 +107,34 @@ static __noinline int look_after(struct task_state *st, __u8 result, bool major)
 	struct fault_record *rec = &st->rec;
 	bool known = rec->known & KNOWN_BEFORE;
 	__u64 entries[AROUND];
-	struct evidence e = {
-		.before = { rec->entry_before, rec->level_before, known },
-		.address = rec->address,
-		.vma_flags = rec->vma_flags,
-		.backing = rec->backing,
-		.access = rec->access,
-		.attempts = rec->attempts > 1 ? 2 : rec->attempts,
-		.major = major,
-		.uffd = rec->uffd,
-		.numa = numa_hints,
-	};
+	struct evidence *e = &st->evidence;
 
 	/* Nothing was done for a fault that failed. */
 	if (result != RESULT_OK)
 		return 0;
 
+	e->before.value = rec->entry_before;
+	e->before.level = rec->level_before;
+	e->before.known = known;
+	e->after = (struct table_entry){};
+	e->address = rec->address;
+	e->vma_flags = rec->vma_flags;
+	e->backing = rec->backing;
+	e->access = rec->access;
+	e->attempts = rec->attempts > 1 ? 2 : rec->attempts;
+	e->major = major;
+	e->uffd = rec->uffd;
+	e->numa = numa_hints;
 	if (known) {
-		e.after = look(st, entries);
-		rec->entry_after = e.after.value;
-		rec->level_after = e.after.level;
-		count_mapped(rec, &e, entries);
-		rec->known |= e.after.known ? KNOWN_AFTER : 0;
+		e->after = look(st, entries);
+		rec->entry_after = e->after.value;
+		rec->level_after = e->after.level;
+		count_mapped(rec, e, entries);
+		rec->known |= e->after.known ? KNOWN_AFTER : 0;
 	}
 	if (!(rec->known & KNOWN_VMA) || !(rec->known & KNOWN_ACCESS))
 		return 0;
-	rec->kind = classify(&e);
+	rec->kind = classify(e);
 	rec->known |= rec->kind != KIND_UNKNOWN ? KNOWN_KIND : 0;
 	/* Tables of hugetlbfs are shared, and may be unshared without a change of mappings. */
 	if (rec->vma_flags & VM_HUGETLB)
@@ -151,10 +153,11 @@ struct {
 
 /*
  * Whether the page has faulted before. Of other address spaces than the thread's own
- * nothing is remembered.
+ * nothing is remembered. Not inline, since the key would not fit beside what look_after needs.
  */
-static __always_inline void remember(struct task_state *st, struct task_struct *task)
+static __noinline int remember(struct task_state *st)
 {
+	struct task_struct *task = current_task();
 	struct fault_record *rec = &st->rec;
 	struct page_key key = {
 		.tgid = READ_TASK(task, tgid),
@@ -164,14 +167,15 @@ static __always_inline void remember(struct task_state *st, struct task_struct *
 	};
 	__u8 yes = 1;
 
-	if (!remember_pages || rec->mode == MODE_REMOTE || rec->type == RECORD_SELFTEST)
-		return;
+	if (rec->mode == MODE_REMOTE || rec->type == RECORD_SELFTEST)
+		return 0;
 	rec->known |= KNOWN_AGAIN;
 	rec->again = bpf_map_lookup_elem(&pages_seen, &key) != NULL;
 	if (!rec->again && bpf_map_update_elem(&pages_seen, &key, &yes, BPF_ANY)) {
 		rec->known &= ~KNOWN_AGAIN;
 		count(unremembered);
 	}
+	return 0;
 }
 
 #endif

@@ -13,6 +13,7 @@
 #include "core.h"
 #include "ring.h"
 #include "task.h"
+#include "rendezvous.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
@@ -68,6 +69,7 @@ volatile __u32 full_generation;
  * tracepoint may be preempted (Linux 7.0), and run by another task only after that.
  */
 enum stack_place {
+	PLACE_NONE,
 	PLACE_FAULT,  /* perf events, kprobes, and fentry on kernels that do not preempt it */
 	PLACE_SIGNAL, /* refuse */
 	PLACE_CALL,   /* note_mapping */
@@ -159,7 +161,8 @@ static __always_inline void walk_user(struct stack_record *rec, struct user_regs
 	struct link link;
 
 	add_frame(rec, regs->ip);
-	for (int i = 1; i < MAX_FRAMES; i++) {
+	/* Of as many as fit the last one is asked too whether there is one more. */
+	for (int i = 1; i <= MAX_FRAMES; i++) {
 		rec->end = STACK_WHOLE;
 		if (!regs->fp)
 			return;
@@ -172,24 +175,57 @@ static __always_inline void walk_user(struct stack_record *rec, struct user_regs
 		rec->end = STACK_WHOLE;
 		if (!link.ip)
 			return;
+		rec->end = STACK_TRUNCATED;
+		if (i == MAX_FRAMES)
+			return;
 		add_frame(rec, link.ip);
 		last = regs->fp + 1;
 		regs->fp = link.fp;
 	}
-	rec->end = STACK_TRUNCATED;
 }
 
-static __always_inline void walk_kernel(struct stack_record *rec, void *ctx)
+/* Keeps the frames of the kernel in a place. */
+static __noinline int keep_kernel_frames(void *ctx, __u32 place)
 {
-	long size = bpf_get_stack(ctx, rec->frames, MAX_FRAMES * sizeof(__u64), 0);
+	struct stack_record *rec = bpf_map_lookup_elem(&stack_scratch, &place);
+	long size;
 
-	if (size <= 0)
+	if (!rec)
+		return 0;
+	size = bpf_get_stack(ctx, rec->frames, MAX_FRAMES * sizeof(__u64), 0);
+	rec->kernel = size > 0 ? size / sizeof(__u64) : 0;
+	return 0;
+}
+
+/*
+ * Begins with the stack of the fault that ctx, the context of a program, is about, when the
+ * fault is over. Where it was in the kernel only the context tells; it is not kept until the
+ * record is complete, since together with it that takes the verifier of 5.10 more
+ * instructions than it looks at.
+ */
+static __always_inline void prepare_stack(struct task_state *st, void *ctx, __u32 place)
+{
+	if (st->ignored || (!take_stacks && unwinding != UNWIND_AT_END))
 		return;
+	st->rec.end_ns = bpf_ktime_get_ns();
+	st->place = place;
+	if (take_stacks && st->rec.mode != MODE_USER)
+		keep_kernel_frames(ctx, place);
+}
+
+/* Puts the frames of the kernel that were kept before those of user mode. */
+static __always_inline void add_kernel_frames(struct stack_record *rec)
+{
+	__u32 frames = rec->kernel;
+
+	rec->kernel = 0;
 	for (int i = 0; i < MAX_FRAMES; i++) {
-		if (i * (long)sizeof(__u64) >= size)
-			return;
+		if (i >= frames)
+			break;
 		add_frame(rec, rec->frames[i]);
 	}
+	rec->kernel = rec->user;
+	rec->user = 0;
 }
 
 #define STACK_PROBES 4
@@ -263,7 +299,7 @@ static __always_inline struct stack_record *begin_stack(struct task_struct *task
 	rec->image = image_of(task);
 	rec->time_ns = bpf_ktime_get_ns();
 	BPF_CORE_READ_INTO(&rec->process, task, group_leader, comm);
-	rec->kernel = rec->user = 0;
+	rec->user = 0;
 	rec->id = stack_seed ^ ids.pid;
 	rec->check = stack_seed ^ (__u64)rec->image << 32;
 	rec->end = STACK_NONE;
@@ -281,19 +317,18 @@ static __always_inline __u64 finish_stack(struct stack_record *rec, struct task_
 	return intern(rec);
 }
 
-/* Takes the stack of the fault that ctx, the context of a program, is about. */
-static __noinline int take_stack(struct task_state *st, void *ctx, __u32 place)
+/* Takes the stack of a fault, in the place that was prepared. */
+static __noinline int take_stack(struct task_state *st)
 {
 	struct task_struct *task = current_task();
-	struct stack_record *rec = begin_stack(task, place);
+	struct stack_record *rec = begin_stack(task, st->place);
 
 	if (!rec)
 		return 0;
-	if (st->rec.mode != MODE_USER) {
-		walk_kernel(rec, ctx);
-		rec->kernel = rec->user;
-		rec->user = 0;
-	}
+	if (st->rec.mode == MODE_USER)
+		rec->kernel = 0;
+	else
+		add_kernel_frames(rec);
 	st->rec.stack = finish_stack(rec, task);
 	if (!st->rec.stack)
 		count(stackless);
@@ -308,8 +343,12 @@ static __noinline int take_stack(struct task_state *st, void *ctx, __u32 place)
 static __noinline __u64 take_caller(struct task_struct *task)
 {
 	struct stack_record *rec = begin_stack(task, PLACE_CALL);
-	__u64 id = rec ? finish_stack(rec, task) : 0;
+	__u64 id;
 
+	if (!rec)
+		return 0;
+	rec->kernel = 0;
+	id = finish_stack(rec, task);
 	return id == UNSENT ? 0 : id;
 }
 

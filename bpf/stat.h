@@ -12,7 +12,7 @@
 #include "task.h"
 #include <bpf/bpf_core_read.h>
 
-/* Count instead of sending records. */
+/* Count, and send no records but those whose stack another library takes. */
 const volatile bool count_only;
 
 /* What the tables are by: enum by, and how many there are. */
@@ -234,7 +234,7 @@ static __always_inline void key_of(struct stat_key *key, __u8 by, const struct f
 		key->id = rec->tid;
 		key->file.ino = rec->pid;
 		key->file.dev = rec->known & KNOWN_KIND ? rec->kind : KIND_UNKNOWN;
-		key->file.mount = rec->major;
+		key->file.mount = rec->known & KNOWN_MAJOR && rec->major;
 		__builtin_memcpy(key->name, rec->comm, COMM_LEN);
 		/* fall through */
 	case BY_STACK:

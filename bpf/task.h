@@ -12,6 +12,7 @@
 
 #include "core.h"
 #include "fault.h"
+#include "classify.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
@@ -39,9 +40,10 @@ struct share {
 };
 
 struct task_state {
-	struct fault_record rec; /* the fault in flight */
-	struct share share;	 /* when it is counted */
-	__u64 host_pid_tgid;	 /* whose ids rec holds; they change on exec */
+	struct fault_record rec;  /* the fault in flight */
+	struct share share;	  /* when it is counted */
+	struct evidence evidence; /* of what it was */
+	__u64 host_pid_tgid;	  /* whose ids rec holds; they change on exec */
 	/* min_flt and maj_flt as far as records or counters account for them. */
 	__u64 min_flt, maj_flt;
 	__u64 off_since; /* when it left its CPU, 0 if it is on one */
@@ -66,7 +68,7 @@ struct task_state {
 	__u8 comm_match; /* verdict for comm_key: 0 none yet, 1 no, 2 yes */
 	__u8 exe_match;	 /* the same for the executable */
 	__u8 off_why;	 /* enum wait, since off_since */
-	__u8 pad;
+	__u8 place;	 /* enum stack_place, where its stack has been begun */
 };
 
 struct {

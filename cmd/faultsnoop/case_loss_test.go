@@ -18,10 +18,10 @@ import (
 	"faultsnoop/workload"
 )
 
-// inGuest chooses a smaller number for the kernel matrix, whose machines are emulated.
-func inGuest(number, smaller int) int {
+// inGuest chooses another number for the kernel matrix, whose machines are emulated.
+func inGuest(number, there int) int {
 	if os.Getenv(guestEnv) != "" {
-		return smaller
+		return there
 	}
 	return number
 }

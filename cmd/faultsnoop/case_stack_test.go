@@ -120,7 +120,8 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 	} {
 		build(t, dir, args...)
 	}
-	named := []string{"pie", "no-pie", "static-pie", "static", "segment", "aligned", "linked"}
+	enlarge(t, filepath.Join(dir, "pie"), filepath.Join(dir, "large"))
+	named := []string{"pie", "no-pie", "static-pie", "static", "segment", "aligned", "linked", "large"}
 	unnamed := []string{"stripped", "mislinked"}
 	hooks(t, someSources(), func(t *testing.T, hook string) {
 		tr := traceAll(t, hook, dir, slices.Concat(named, unnamed, []string{"inlined", "leaf", "frameless", "dynsym"})...)

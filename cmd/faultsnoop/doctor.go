@@ -17,6 +17,7 @@ import (
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
+	"faultsnoop/internal/unwind"
 )
 
 // diagnosis is what doctor has found, in the shape of its JSON.
@@ -79,7 +80,7 @@ Exits with 0 when some hook works.`,
 
 func diagnose(ctx context.Context) diagnosis {
 	f, sys := kernel.Probe()
-	d := diagnosis{Kernel: sys.Release, Arch: sys.Arch, Checks: checks(&f, &sys)}
+	d := diagnosis{Kernel: sys.Release, Arch: sys.Arch, Checks: checks(&f, &sys, unwind.Supported())}
 	for _, v := range f.Verdicts() {
 		h := hookReport{Hook: string(v.Hook), SelfTest: "not run", Why: v.Found, Remedy: v.Remedy}
 		if v.OK {
@@ -160,8 +161,9 @@ func whyUsed(d *diagnosis) string {
 	return "no hook works"
 }
 
-// checks lists the prerequisites in the order in which a reader would ask.
-func checks(f *kernel.Features, sys *kernel.System) []check {
+// checks lists the prerequisites in the order in which a reader would ask. full is why stacks
+// of any language cannot be taken, nil if nothing speaks against it.
+func checks(f *kernel.Features, sys *kernel.System, full error) []check {
 	from := func(name string, s kernel.Support, with, without string) check {
 		c := check{Name: name, OK: s.OK, Found: s.Found, Follows: with, Remedy: s.Remedy}
 		if !s.OK {
@@ -194,7 +196,8 @@ func checks(f *kernel.Features, sys *kernel.System) []check {
 	return append(list,
 		from("perf events, own", f.PerfOwn, "hook perf works for own processes", "hook perf cannot work"),
 		from("perf events, all", f.PerfAll, "hook perf works for all processes", "hook perf works for own processes only"),
-		paranoidCheck(sys), lockdownCheck(sys), capsCheck(sys), memlockCheck(sys), tracefsCheck(f, sys), placeCheck(sys),
+		paranoidCheck(sys), lockdownCheck(sys), capsCheck(sys), memlockCheck(sys, full), tracefsCheck(f, sys), placeCheck(sys),
+		stacksCheck(f, full),
 	)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -90,15 +91,31 @@ func capsCheck(sys *kernel.System) check {
 	return c
 }
 
-func memlockCheck(sys *kernel.System) check {
+func memlockCheck(sys *kernel.System, full error) check {
 	limit := "unlimited"
 	if sys.Memlock != math.MaxUint64 {
 		limit = units.BytesSize(float64(sys.Memlock))
 	}
-	return check{
+	c := check{
 		Name: "memlock", OK: true, Found: limit,
 		Follows: "does not limit BPF since Linux 5.11; bounds the buffers of hook perf without privilege",
 	}
+	if errors.Is(full, unix.EPERM) {
+		c.OK, c.Follows = false, "may not be raised: --stack=full insists on that; hooks do not need it since Linux 5.11"
+		c.Remedy = "add CAP_SYS_RESOURCE, or ulimit -l unlimited"
+	}
+	return c
+}
+
+// stacksCheck tells which stacks can be taken. Frame pointers are followed with every hook.
+func stacksCheck(f *kernel.Features, full error) check {
+	switch {
+	case !f.BPF.OK:
+		return check{Name: "stacks", Found: "--stack=fp", Follows: "by frame pointers only; --stack=full, of any language, needs BPF"}
+	case full != nil:
+		return check{Name: "stacks", Found: "--stack=fp", Follows: fmt.Sprintf("by frame pointers only; --stack=full, of any language: %v", full)}
+	}
+	return check{Name: "stacks", OK: true, Found: "--stack=full, --stack=fp", Follows: "of any language, if the kernel takes the unwinder's programs, and by frame pointers"}
 }
 
 func tracefsCheck(f *kernel.Features, sys *kernel.System) check {

@@ -2,8 +2,11 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"faultsnoop/internal/kernel"
 )
@@ -12,7 +15,7 @@ import (
 func TestChecksPromiseNothing(t *testing.T) {
 	yes, no := kernel.Support{OK: true}, kernel.Support{Remedy: "do something"}
 	find := func(f *kernel.Features, name string) check {
-		for _, c := range checks(f, &kernel.System{Tracefs: "/sys/kernel/tracing"}) {
+		for _, c := range checks(f, &kernel.System{Tracefs: "/sys/kernel/tracing"}, nil) {
 			if c.Name == name {
 				return c
 			}
@@ -55,5 +58,31 @@ func TestDoctorTellsWhatTheKernelConfirms(t *testing.T) {
 	}
 	if want := `"compared":"all as in handle_pte_fault"`; !strings.Contains(object.String(), want) {
 		t.Errorf("no %s in %s", want, &object)
+	}
+}
+
+// TestDoctorStacks: which stacks are taken is the verdict on what they need.
+func TestDoctorStacks(t *testing.T) {
+	bpf := kernel.Features{BPF: kernel.Support{OK: true}}
+	memlock := fmt.Errorf("raising RLIMIT_MEMLOCK: %w: needs CAP_SYS_RESOURCE", unix.EPERM)
+	for _, c := range []struct {
+		f               kernel.Features
+		full            error
+		memlock, stacks bool
+		follows         string
+	}{
+		{bpf, nil, true, true, "of any language"},
+		{bpf, memlock, false, false, "RLIMIT_MEMLOCK: operation not permitted: needs CAP_SYS_RESOURCE"},
+		{bpf, errors.New("needs root"), true, false, "needs root"},
+		{kernel.Features{}, nil, true, false, "needs BPF"},
+	} {
+		found := map[string]check{}
+		for _, one := range checks(&c.f, &kernel.System{}, c.full) {
+			found[one.Name] = one
+		}
+		m, s := found["memlock"], found["stacks"]
+		if m.OK != c.memlock || m.OK == (m.Remedy != "") || s.OK != c.stacks || !strings.Contains(s.Follows, c.follows) || !strings.Contains(s.Found, "--stack=fp") {
+			t.Errorf("%v: %+v\n%+v", c.full, m, s)
+		}
 	}
 }

@@ -18,6 +18,9 @@ import (
 // flameFormats are what flame writes. The first is the default.
 var flameFormats = []string{"html", "svg", "folded", "speedscope", "pprof"}
 
+// flameSingle are those that are drawn of one value.
+var flameSingle = []string{"svg", "folded"}
+
 // flameValues are what svg and folded are drawn of.
 var flameValues = []string{view.Faults.String(), view.Time.String(), view.Bytes.String()}
 
@@ -54,6 +57,9 @@ A command is started, signals are handled and the exit code is as in trace.`,
 		Args:                  flameArgs,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("value") && !slices.Contains(flameSingle, o.format) {
+			return usagef("--value: %s shows all values: leave it out, or choose --format %s", o.format, strings.Join(flameSingle, " or "))
+		}
 		if len(args) > 0 && cmd.ArgsLenAtDash() < 0 {
 			return o.redraw(cmd, &t, args)
 		}
@@ -87,6 +93,9 @@ A command is started, signals are handled and the exit code is as in trace.`,
 
 // flameArgs wants a command behind --, or one or two files.
 func flameArgs(cmd *cobra.Command, args []string) error {
+	if isStackMode(cmd, args) {
+		return commandArgs(cmd, args)
+	}
 	if i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") }); i > 0 && cmd.ArgsLenAtDash() < 0 {
 		return usagef("%s: flags come before files", args[i])
 	}
@@ -142,6 +151,7 @@ func (o *flameOptions) redraw(cmd *cobra.Command, t *traceOptions, files []strin
 	if out.buf, err = o.encode(out.buf, newest, before); err != nil {
 		return err
 	}
+	out.replace()
 	out.flush()
 	out.close()
 	return out.failure()
@@ -198,7 +208,7 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	}
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
-	c := newCounts(src, &f.open)
+	c := newCounts(src, &f.open, f.unwound)
 	session := src.Session()
 	p := pipeline{src: src, out: f.out, stacks: stacks, take: c.take, done: func() bool { return f.out.err != nil }}
 	begin := session.Started
@@ -210,7 +220,7 @@ func (f *flamer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 		return f.abandon(err, child)
 	}
 	f.tellUnseen(session)
-	f.tellStackless(src, stacks)
+	f.tellStackless(c, stacks)
 	return f.result(child)
 }
 
@@ -222,11 +232,11 @@ func (f *flamer) draw(c *counts, stacks *stackNamer, run *fault.Profile) error {
 	}
 	p := stacks.profile(&rows.Tables[0], false)
 	p.Session, p.Begin, p.Duration, p.Lost = run.Session, run.Begin, run.Duration, r.counters.LostTotal()
-	f.out.buf, err = f.encode(f.out.buf, p, nil)
-	f.out.flush()
-	if err != nil {
+	if f.out.buf, err = f.encode(f.out.buf, p, nil); err != nil {
 		return err
 	}
+	f.out.replace()
+	f.out.flush()
 	f.summarize(p)
 	return nil
 }

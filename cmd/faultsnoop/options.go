@@ -43,6 +43,7 @@ type traceOptions struct {
 	again      bool
 	stack      string // how stacks are taken, empty for none
 	stackEvery uint64 // 0 adapts
+	stackDepth uint64 // frames in text, 0 for all
 	mapper     bool
 	pfn        bool
 	duration   time.Duration
@@ -103,6 +104,7 @@ func (o *traceOptions) register(cmd *cobra.Command) {
 	output.BoolVar(&o.pfn, "pfn", false, "tell where in the machine's memory each page is, for columns pfn and node (needs CAP_SYS_ADMIN)")
 	output.BoolVar(&o.again, "again", false, "remember the pages of up to 1,048,576 faults, for column again")
 	o.stackFlags(output, "show the functions that led to each fault, by `WAY` full, with any language, or fp, by frame pointers")
+	output.Uint64Var(&o.stackDepth, "stack-depth", 32, "with --stack: show the innermost `N` frames in text, 0 all; JSON and CSV have all")
 	output.BoolVar(&o.mapper, "mapper", false, "with --stack: show too who has mapped the memory (mmap, mremap, brk)")
 	output.VarP(into(&o.count, parseCount), "count", "n", "stop after `N` records")
 	output.VarP(into(&o.duration, parseDuration), "duration", "d", "stop after `DURATION`, as in 5s")
@@ -169,6 +171,9 @@ func (o *traceOptions) filter(flags *pflag.FlagSet, withCommand bool) (fault.Fil
 	if err := o.contradiction(withCommand); err != nil {
 		return fault.Filter{}, err
 	}
+	if flags.Changed("stack-depth") && (o.stack == "" || o.json || o.csv) {
+		return fault.Filter{}, usagef("--stack-depth is for stacks in text: add --stack, without --json or --csv")
+	}
 	if f := flags.Lookup("columns"); f != nil {
 		if err := o.checkColumns(f.Value.String()); err != nil {
 			return fault.Filter{}, err
@@ -210,6 +215,8 @@ func (o *traceOptions) contradiction(withCommand bool) error {
 		return usagef("--hook perf does not know frames: leave --pfn out, or --hook")
 	case o.hook == string(kernel.Perf) && o.again:
 		return usagef("--hook perf does not remember pages: leave --again out, or --hook")
+	case o.stackEvery != 0 && o.stack == "":
+		return usagef("--stack-every: no stacks are taken: add --stack or, with stat, --by function, line, stack or module")
 	case o.stackEvery != 0 && o.stack != stackFull:
 		return usagef("--stack-every: only --stack=full takes the stacks of some faults")
 	case o.mapper && o.stack == "":

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"faultsnoop/internal/aggregate"
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/symbol"
 	"faultsnoop/internal/view"
@@ -226,7 +227,7 @@ func (d *delivery) own() {
 		return
 	}
 	d.batch = &fault.Batch{
-		Faults: slices.Clone(d.batch.Faults), Samples: d.batch.Samples, Mappings: slices.Clone(d.batch.Mappings), Lost: slices.Clone(d.batch.Lost),
+		Faults: slices.Clone(d.batch.Faults), Until: d.batch.Until, Samples: d.batch.Samples, Mappings: slices.Clone(d.batch.Mappings), Lost: slices.Clone(d.batch.Lost),
 	}
 }
 
@@ -255,7 +256,7 @@ type printer struct {
 	limit uint64           // of records, 0 for none
 	names *symbol.Resolver // nil if no section or symbol is shown
 
-	printed uint64
+	printed, stacked uint64 // records, and those with a stack
 }
 
 // done reports that nothing more can be shown.
@@ -273,6 +274,9 @@ func (p *printer) take(batch *fault.Batch) error {
 		}
 		p.out.buf = p.enc.AppendFault(p.out.buf, &batch.Faults[i])
 		p.printed++
+		if aggregate.HasStack(batch.Faults[i].Stack) {
+			p.stacked++
+		}
 		if len(p.out.buf) >= outputSize {
 			p.out.flush()
 		}

@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"os"
 	"runtime"
+	"slices"
 
 	"faultsnoop/internal/fault"
 	"faultsnoop/internal/kernel"
@@ -33,6 +34,11 @@ type sourceOptions struct {
 	// CountOnly has faults counted where they happen, with these tables.
 	CountOnly bool
 	Tables    []fault.By
+	// Unwinder is asked for stacks, nil if there is none.
+	Unwinder kernel.UnwinderMaps
+
+	features *kernel.Features // nil before it is known what works
+	planned  kernel.Hook      // for which Unwinder was made
 }
 
 // kernelOptions are o for the hooks of package kernel.
@@ -40,38 +46,50 @@ func (o *sourceOptions) kernelOptions() kernel.Options {
 	return kernel.Options{
 		Filter: o.Filter, Sample: o.Sample, Hook: kernel.Hook(o.Hook),
 		CommandPID: uint32(o.CommandPID), Command: o.Command, RingBytes: ringBytes(o.Buffer),
-		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks, Mappers: o.Mappers,
+		Again: o.Again, PFN: o.PFN, CountOnly: o.CountOnly, Tables: o.Tables, Stacks: o.Stacks, Mappers: o.Mappers, Unwinder: o.Unwinder,
 	}
 }
 
-// plannedHook is the hook that openSource will open, unless that fails then.
-func plannedHook(o *sourceOptions) (kernel.Hook, error) {
-	if o.Hook != "" {
-		return kernel.Hook(o.Hook), nil
+// plans are the hooks to try, best first. With an unwinder they are of the kind that it was
+// made for.
+func (o *sourceOptions) plans() ([]kernel.Plan, error) {
+	if o.features == nil {
+		var only []kernel.Hook
+		if o.Hook != "" {
+			only = append(only, kernel.Hook(o.Hook))
+		}
+		features, _ := kernel.Probe(only...)
+		o.features = &features
 	}
-	features, _ := kernel.Probe()
-	plans, err := features.Plans(o.kernelOptions())
+	plans, err := o.features.Plans(o.kernelOptions())
+	if o.Unwinder != nil {
+		plans = slices.DeleteFunc(plans, func(p kernel.Plan) bool {
+			return p.Hook == kernel.Perf || p.Hook.UnwindsAtBegin() != o.planned.UnwindsAtBegin()
+		})
+	}
+	return plans, err
+}
+
+// plannedHook is the hook that openSource will try first.
+func (o *sourceOptions) plannedHook() (kernel.Hook, error) {
+	plans, err := o.plans()
 	if err != nil {
 		return "", err
 	}
-	return plans[0].Hook, nil
+	o.planned = plans[0].Hook
+	return o.planned, nil
 }
 
 // openSource opens the best hook that works, or the one insisted on. A hook that
 // was promising and failed is reported to log before the next one is tried.
 func openSource(o sourceOptions, log *slog.Logger) (source, error) {
-	var only []kernel.Hook
-	if o.Hook != "" {
-		only = append(only, kernel.Hook(o.Hook))
-	}
-	features, _ := kernel.Probe(only...)
-	opt := o.kernelOptions()
-	plans, err := features.Plans(opt)
+	plans, err := o.plans()
 	if err != nil {
 		return nil, err
 	}
+	opt := o.kernelOptions()
 	var rejected []kernel.Verdict
-	for _, v := range features.Verdicts() {
+	for _, v := range o.features.Verdicts() {
 		if v.Hook == plans[0].Hook {
 			break
 		}
@@ -87,6 +105,9 @@ func openSource(o sourceOptions, log *slog.Logger) (source, error) {
 			return src, nil
 		}
 		if i == len(plans)-1 {
+			if o.Unwinder != nil && o.Hook == "" {
+				return nil, fmt.Errorf("%w; with --stack=fp more hooks can be tried", err)
+			}
 			return nil, err
 		}
 		log.Warn(fmt.Sprintf("%v; trying hook %s", err, plans[i+1].Hook))

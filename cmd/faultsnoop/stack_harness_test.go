@@ -2,6 +2,7 @@ package main
 
 import (
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -133,6 +134,47 @@ func openFolder(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// enlarge makes a program of more than 2 GiB, most of which is a hole, of one of 64 bits: all that
+// is not loaded, with symbols and lines, is behind the hole.
+func enlarge(t *testing.T, from, to string) {
+	t.Helper()
+	const hole = 3 << 30
+	program, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(b []byte, off uint64) {
+		t.Helper()
+		if _, err := f.WriteAt(b, int64(off)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	order := binary.NativeEndian
+	// Places in the structures Elf64_Ehdr and Elf64_Shdr.
+	const sectionsAt, sectionSize, sectionCount, flagsAt, offsetAt, sizeAt = 40, 64, 60, 8, 24, 32
+	sections := order.Uint64(program[sectionsAt:])
+	for i := range uint64(order.Uint16(program[sectionCount:])) {
+		header := program[sections+i*sectionSize:][:sectionSize]
+		off, size := order.Uint64(header[offsetAt:]), order.Uint64(header[sizeAt:])
+		if elf.SectionFlag(order.Uint64(header[flagsAt:]))&elf.SHF_ALLOC != 0 || size == 0 {
+			continue
+		}
+		write(program[off:off+size], off+hole)
+		clear(program[off : off+size])
+		order.PutUint64(header[offsetAt:], off+hole)
+	}
+	order.PutUint64(program[sectionsAt:], sections+hole)
+	write(program[sections:], sections+hole)
+	write(program, 0)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // inSymbol reports whether an offset in a file lies in one of its functions, by its table

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -35,19 +36,57 @@ func (o *traceOptions) stackFlags(flags *pflag.FlagSet, usage string) {
 }
 
 // openUnwinder loads the unwinder of any language if stacks are wanted and not by frame
-// pointers, or says why these are followed.
-func (t *tracer) openUnwinder() {
+// pointers, or says why these are followed. The error is that of a signal meanwhile: a machine
+// that is busy takes its time to load.
+func (t *tracer) openUnwinder(ctx context.Context) error {
 	if t.stack != stackFull {
-		return
+		return nil
 	}
-	u, err := openUnwound(&t.open, t.stackEvery, t.log)
+	if terminalWidth(t.stderr) > 0 {
+		t.log.Info("loading the unwinder, which takes some seconds; --stack=fp does without")
+	}
+	o := t.open
+	u, err := unlessEnded(ctx, func() (*unwound, error) { return openUnwound(&o, t.stackEvery) }, func(u *unwound) { _ = u.Close() })
+	if ctx.Err() != nil {
+		return err
+	}
+	t.open = o
 	if err != nil {
 		t.log.Info(fmt.Sprintf("stacks by frame pointers: %v", err))
-		return
+		return nil
 	}
 	t.unwound = u
-	// Records and traces meet here, so nothing is counted in the kernel.
-	t.open.Stacks, t.open.CountOnly = false, false
+	t.open.Stacks, t.open.Unwinder = false, u.Shared()
+	return nil
+}
+
+// unlessEnded returns what open returns or, if ctx ends before, the cause of that. What is
+// opened nevertheless is given back.
+func unlessEnded[T any](ctx context.Context, open func() (T, error), giveBack func(T)) (T, error) {
+	type result struct {
+		opened T
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		opened, err := open()
+		done <- result{opened, err}
+	}()
+	select {
+	case r := <-done:
+		if ctx.Err() == nil {
+			return r.opened, r.err
+		}
+		done <- r
+	case <-ctx.Done():
+	}
+	go func() {
+		if r := <-done; r.err == nil {
+			giveBack(r.opened)
+		}
+	}()
+	var none T
+	return none, context.Cause(ctx)
 }
 
 // mappings is who knows what processes had mapped when a stack was taken.
@@ -66,20 +105,22 @@ type stackNamer struct {
 	kernel   *symbol.Kernel // nil if its symbols cannot be read
 	named    stackMemory
 	// tree has the stacks of a run that is counted, nil of others, whole what was counted in all,
-	// and recent since it was shown last, nil if only the end is. homeless are faults whose stack found no room here.
+	// and recent since it was shown last, nil if only the end is. homeless are faults whose stack
+	// found no room here.
 	tree          *fault.StackTree
 	whole, recent *stackCounts
 	homeless      uint64
-	// versions are those of the names of compiled code, by process, as of this batch.
-	versions map[uint32]uint64
+	// versions are those of the names of compiled code, as of this batch.
+	versions map[execution]uint64
 	frames   []fault.Frame // that are not in use
 	// places are the frames that were asked for in this batch.
-	places map[place][]fault.Frame
-	// unwound are the stacks of full by the ids of faults, named those of frame pointers.
-	unwound map[uint64]*fault.Stack
-	process map[uint64]fault.Comm // whose stack it is, if full is counted
+	places  map[place][]fault.Frame
 	mappers aggregate.Mappers
 	full    *unwound // nil if frame pointers are followed
+	// calls wait for the faults before them, which wait for their stacks.
+	calls []fault.MappingCall
+	src   source
+	log   *slog.Logger
 
 	gcPercent int // what it was before
 }
@@ -98,7 +139,7 @@ type namedStack struct {
 	homeless     bool  // it found no room there
 	process      fault.Comm
 	// raw is kept if frames are in code that the process has made, whose names come late and
-	// change: those of version. nil of other stacks.
+	// change: those of version. nil of other stacks, and of what is counted when all have names.
 	raw     *rawStack
 	version uint64
 }
@@ -115,15 +156,19 @@ type place struct {
 type stackMemory []struct {
 	generation uint64
 	stacks     map[uint64]*namedStack
+	late       []*namedStack // those with a raw one, when they were added
 }
 
 func (m stackMemory) add(id uint64, s *namedStack) {
 	generation := id >> fault.StackGeneration
 	in := &m[generation%uint64(len(m))]
 	if in.stacks == nil || in.generation != generation {
-		in.generation, in.stacks = generation, map[uint64]*namedStack{}
+		in.generation, in.stacks, in.late = generation, map[uint64]*namedStack{}, nil
 	}
 	in.stacks[id] = s
+	if s.raw != nil {
+		in.late = append(in.late, s)
+	}
 }
 
 // of returns nil if a stack is not known.
@@ -145,10 +190,11 @@ const countingGCPercent = 30
 // of from then on.
 func newStackNamer(src source, open *sourceOptions, full *unwound, log *slog.Logger) (*stackNamer, error) {
 	n := &stackNamer{
-		named: make(stackMemory, tracedGenerations), versions: map[uint32]uint64{}, places: map[place][]fault.Frame{}, unwound: map[uint64]*fault.Stack{}, full: full,
+		named: make(stackMemory, tracedGenerations), versions: map[execution]uint64{}, places: map[place][]fault.Frame{},
+		full: full, src: src, log: log,
 	}
 	if len(open.Tables) > 0 {
-		n.named, n.process = make(stackMemory, countedGenerations), map[uint64]fault.Comm{}
+		n.named = make(stackMemory, countedGenerations)
 		n.tree, n.whole = &fault.StackTree{}, newStackCounts()
 		// What is kept is most of the memory then, and little is thrown away.
 		n.gcPercent = debug.SetGCPercent(countingGCPercent)
@@ -194,7 +240,7 @@ func (n *stackNamer) close() error {
 		return nil
 	}
 	if n.full != nil {
-		n.full.tellCounts()
+		n.full.tellCounts(n.src, n.log)
 	}
 	n.resolver.Close()
 	if n.tree != nil {
@@ -282,29 +328,26 @@ func (n *stackNamer) name(batch *fault.Batch, stacks []rawStack, end bool) {
 	n.begin()
 	n.add(stacks)
 	n.count(batch.Samples)
+	until := uint64(1<<64 - 1)
 	if n.full != nil {
-		n.full.join(batch, end)
+		until = n.full.join(batch, end)
 	}
-	calls := batch.Mappings
+	for i := range batch.Mappings {
+		c := &batch.Mappings[i]
+		c.Stack = n.of(c.StackID).Stack // which may be forgotten when it is wanted
+		n.calls = append(n.calls, *c)
+	}
 	for i := range batch.Faults {
 		f := &batch.Faults[i]
-		for len(calls) > 0 && calls[0].Time <= f.End {
-			n.mapping(&calls[0])
-			calls = calls[1:]
-		}
+		n.mapUntil(f.End)
 		f.Mapper = n.mappers.Of(f)
 		if n.full == nil {
 			f.Stack = n.of(f.StackID).Stack
 		} else if f.Stack != nil {
-			f.Stack = n.full.name(f, n)
-			if f.StackID != 0 {
-				n.unwound[f.StackID], n.process[f.StackID] = f.Stack, f.Process
-			}
+			n.full.name(f, n)
 		}
 	}
-	for i := range calls {
-		n.mapping(&calls[i])
-	}
+	n.mapUntil(until)
 }
 
 // begin begins a batch, in which nobody asks twice whether a file has changed.
@@ -312,12 +355,19 @@ func (n *stackNamer) begin() {
 	n.resolver.Begin()
 	clear(n.versions)
 	clear(n.places)
+	if n.tree != nil {
+		n.nameLate()
+	}
 }
 
-// mapping takes up a call with its stack, which may be wanted long after its id is forgotten.
-func (n *stackNamer) mapping(c *fault.MappingCall) {
-	c.Stack = n.of(c.StackID).Stack
-	n.mappers.Add(c)
+// mapUntil takes up the calls up to a time.
+func (n *stackNamer) mapUntil(time uint64) {
+	i := 0
+	for i < len(n.calls) && n.calls[i].Time <= time {
+		n.mappers.Add(&n.calls[i])
+		i++
+	}
+	n.calls = slices.Delete(n.calls, 0, i)
 }
 
 // add names stacks, in the order of their times.
@@ -340,34 +390,70 @@ func (n *stackNamer) of(id uint64) *namedStack {
 	if s == nil {
 		return &namedStack{}
 	}
-	if s.raw != nil {
-		if version := n.version(s.raw); version != s.version {
-			s.version = version
-			n.rename(s, s.raw)
-		}
-	}
+	n.update(s)
 	return s
 }
 
+// update names a stack again if its process has listed more of its code since.
+func (n *stackNamer) update(s *namedStack) {
+	if s.raw == nil {
+		return
+	}
+	if v := n.version(s.raw); v != 0 && v != s.version {
+		s.version = v
+		n.rename(s, s.raw)
+	}
+}
+
+// nameLate names what was listed only after stacks were counted, while the process is there to
+// be asked.
+func (n *stackNamer) nameLate() {
+	for i := range n.named {
+		in := &n.named[i]
+		in.late = slices.DeleteFunc(in.late, func(s *namedStack) bool {
+			n.update(s)
+			return s.raw == nil
+		})
+	}
+}
+
 func (n *stackNamer) version(raw *rawStack) uint64 {
-	v, ok := n.versions[raw.PID]
+	of := execution{raw.PID, raw.Image}
+	v, ok := n.versions[of]
 	if !ok {
-		v = n.resolver.NamesVersion(raw.PID, raw.Image)
-		n.versions[raw.PID] = v
+		v = n.resolver.MapVersion(raw.PID, raw.Image)
+		n.versions[of] = v
 	}
 	return v
 }
 
+// rename names a stack. What is counted keeps the names that it has: nobody can tell which faults
+// of a row were of another function at the same place.
 func (n *stackNamer) rename(s *namedStack, raw *rawStack) {
-	stack := n.stack(raw)
+	stack, listed := n.stack(raw)
 	if n.tree == nil {
 		s.Stack = stack
 		return
 	}
-	s.leaf, s.homeless = 0, len(n.tree.Nodes) >= maxNodes
-	if !s.homeless {
-		s.leaf = n.tree.Add(stack)
+	if before := n.tree.Stack(s.leaf).Frames; len(before) == len(stack.Frames) {
+		for i := range before {
+			if before[i].Func != "" {
+				stack.Frames[i] = before[i]
+			}
+		}
 	}
+	if listed {
+		s.raw = nil
+	}
+	s.leaf, s.homeless = n.leaf(stack)
+}
+
+// leaf puts a stack in the tree, if there is room.
+func (n *stackNamer) leaf(s *fault.Stack) (leaf int32, homeless bool) {
+	if len(n.tree.Nodes) >= maxNodes {
+		return 0, true
+	}
+	return n.tree.Add(s), false
 }
 
 // count takes up what the source has counted by stack.
@@ -384,9 +470,10 @@ func (n *stackNamer) count(samples []fault.RawSample) {
 	}
 }
 
-// stack names a stack. Of a run that is counted the frames are valid until the next call.
-func (n *stackNamer) stack(raw *rawStack) *fault.Stack {
-	s := &fault.Stack{End: raw.End}
+// stack names a stack, and reports whether its process has listed all that it has made. Of a run
+// that is counted the frames are valid until the next call.
+func (n *stackNamer) stack(raw *rawStack) (s *fault.Stack, listed bool) {
+	s, listed = &fault.Stack{End: raw.End}, true
 	if n.tree != nil {
 		s.Frames = n.frames[:0]
 		defer func() { n.frames = s.Frames[:0] }()
@@ -412,14 +499,16 @@ func (n *stackNamer) stack(raw *rawStack) *fault.Stack {
 			frames, _ = n.resolver.Frames(&in)
 			n.places[key] = frames
 		}
+		listed = listed && (frames[0].Func != "" || !symbol.Compiled(in.VMA))
 		s.Frames = append(s.Frames, frames...)
 	}
-	return s
+	return s, listed
 }
 
-// returnsTo reports whether an address in a mapping, nil if it is in none, may be one to return to. What code without frame
-// pointers leaves where they should be leads to numbers that are no addresses of code, and
-// a thread that is about to become another program has its old registers still.
+// returnsTo reports whether an address in a mapping, nil if it is in none, may be one to return
+// to. What code without frame pointers leaves where they should be leads to numbers that are no
+// addresses of code, and a thread that is about to become another program has its old registers
+// still.
 func returnsTo(m *process.Mapping) bool {
 	return m != nil && m.Flags&fault.PermFlags("--x-") != 0
 }
@@ -452,8 +541,8 @@ func outsideHandler(frames []fault.Frame) []fault.Frame {
 }
 
 // profile is a table by stack or by sample with the stacks' names, and what was counted by stacks
-// in the whole run, to be asked for once, or, if recently, since the last such call. What had no row, and stacks
-// that nobody has heard of, are faults without a stack.
+// in the whole run, to be asked for once, or, if recently, since the last such call. What had no
+// row, and stacks that nobody has heard of, are faults without a stack.
 func (n *stackNamer) profile(t *fault.Table, recently bool) *fault.Profile {
 	counts := n.whole
 	if recently && n.recent != nil {
@@ -468,7 +557,9 @@ func (n *stackNamer) profile(t *fault.Table, recently bool) *fault.Profile {
 	for key, cost := range t.Rows {
 		s := fault.StackSample{TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major}
 		if n.full != nil {
-			s.Stack, s.Process = n.tree.Add(n.unwound[key.Value]), n.process[key.Value]
+			counted, _ := n.full.stacks.peek(key.Value)
+			s.Stack, _ = n.leaf(counted.Stack)
+			s.Process = counted.process
 		} else {
 			named := n.of(key.Value)
 			s.Stack, s.Process = named.leaf, named.process

@@ -55,6 +55,9 @@ handled and the exit code is as in trace.`,
 		Args:                  commandArgs,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(o.stackBy) > 0 && t.stack == "" {
+			t.stack = stackFull
+		}
 		filter, err := t.filter(cmd.Flags(), len(args) > 0)
 		if err != nil {
 			return err
@@ -65,9 +68,6 @@ handled and the exit code is as in trace.`,
 		}
 		if len(tables) > fault.MaxTables {
 			return usagef("--by: %d tables, at most %d are counted at a time", len(tables), fault.MaxTables)
-		}
-		if len(o.stackBy) > 0 && t.stack == "" {
-			t.stack = stackFull
 		}
 		if len(o.stackBy) == 0 && t.stack != "" {
 			return usagef("--stack: there is no table that needs stacks: add --by function, line, stack or module")
@@ -160,16 +160,18 @@ type counts struct {
 	source
 	live    *kernel.Live
 	counter *aggregate.Counter
+	// unwound knows the stacks of the last table, nil if the source does.
+	unwound *unwound
 	// interval is that of due, 0 if nothing is due, and last when something was.
 	interval time.Duration
 	last     time.Time
 }
 
-func newCounts(src source, o *sourceOptions) *counts {
-	c := &counts{source: src}
+func newCounts(src source, o *sourceOptions, full *unwound) *counts {
+	c := &counts{source: src, unwound: full}
 	var ok bool
-	if c.live, ok = src.(*kernel.Live); !ok || !o.CountOnly {
-		c.live, c.counter = nil, aggregate.NewCounter(o.Tables, maxRecordRows)
+	if c.live, ok = src.(*kernel.Live); !ok {
+		c.counter = aggregate.NewCounter(o.Tables, maxRecordRows)
 	}
 	return c
 }
@@ -180,8 +182,19 @@ func (c *counts) take(batch *fault.Batch) error {
 		for i := range batch.Faults {
 			c.counter.Add(&batch.Faults[i])
 		}
+	} else if c.unwound != nil {
+		c.unwound.count(batch)
 	}
 	return nil
+}
+
+// Counters adds what has no stack for want of room here.
+func (c *counts) Counters() (fault.Counters, error) {
+	out, err := c.source.Counters()
+	if c.unwound != nil {
+		out.Stackless += c.unwound.counter.Rows().Tables[0].Other.Faults()
+	}
+	return out, err
 }
 
 // reading is what was counted up to a moment.
@@ -225,6 +238,10 @@ func (c *counts) rows(r *reading, n *stackNamer) *fault.Rows {
 		n.add(r.stacks)
 		n.count(r.rows.Samples)
 	}
+	if c.unwound != nil {
+		last := &r.rows.Tables[len(r.rows.Tables)-1]
+		*last = aggregate.WithStacks(last, &c.unwound.counter.Rows().Tables[0])
+	}
 	return r.rows
 }
 
@@ -258,7 +275,7 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 	}
 	ctx, cancel := s.limit(ctx)
 	defer cancel()
-	m.src, m.begin = newCounts(src, &s.open), time.Now()
+	m.src, m.begin = newCounts(src, &s.open, s.unwound), time.Now()
 	m.last = m.begin
 	m.src.interval, m.src.last = s.interval, m.begin
 	p := pipeline{
@@ -283,7 +300,7 @@ func (s *statter) follow(ctx context.Context, end context.CancelCauseFunc, src s
 		return s.abandon(err, child)
 	}
 	s.tellUnseen(src.Session())
-	s.tellStackless(src, stacks)
+	s.tellStackless(m.src, stacks)
 	return s.result(child)
 }
 
@@ -327,6 +344,9 @@ func (m *meter) tick(r *reading) error {
 // show writes what was counted from begin, when it was since, to end.
 func (m *meter) show(rows *fault.Rows, r *reading, since *aggregate.Snapshot, begin, end time.Time, part view.Part) error {
 	now := aggregate.Snapshot{Rows: rows, Counters: r.counters}
+	if part == view.Interval && m.src.unwound != nil {
+		now.KeepStackless(since)
+	}
 	diff := now.Since(since)
 	m.last = end
 	cgroups := sync.OnceValue(process.CgroupNames)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -79,9 +80,18 @@ many pages (huge pages, fault-around), so faults times page size is not memory.`
 	return cmd
 }
 
+// isStackMode reports whether the way to take stacks is an argument of its own: --stack takes
+// it behind = only, since it may be left out.
+func isStackMode(cmd *cobra.Command, args []string) bool {
+	stack := cmd.Flags().Lookup("stack")
+	return len(args) > 0 && cmd.ArgsLenAtDash() != 0 && stack != nil && stack.Changed && stack.Value.String() == stack.NoOptDefVal && slices.Contains(stackModes, args[0])
+}
+
 // commandArgs wants arguments only behind --.
 func commandArgs(cmd *cobra.Command, args []string) error {
 	switch dash := cmd.ArgsLenAtDash(); {
+	case isStackMode(cmd, args):
+		return usagef("unexpected argument %q: write --stack=%[1]s", args[0])
 	case dash < 0 && len(args) > 0, dash > 0:
 		return usagef("unexpected argument %q: to trace a command write -- in front of it", args[0])
 	case dash == 0 && len(args) == 0:
@@ -128,7 +138,10 @@ func (t *tracer) run(ctx context.Context, open opener, follow follower) error {
 		defer child.Abort()
 	}
 
-	if t.openUnwinder(); t.unwound != nil {
+	if err := t.openUnwinder(ctx); err != nil {
+		return err
+	}
+	if t.unwound != nil {
 		defer func() { t.closing(t.unwound.Close()) }()
 	}
 	tasks := holdNamed(&t.open.Filter, t.log)
@@ -192,7 +205,7 @@ func (t *tracer) follow(ctx context.Context, end context.CancelCauseFunc, src so
 	defer cancel()
 	begin := time.Now()
 	err = t.runReporting(ctx, &p)
-	sum := view.Summary{Printed: to.printed, Duration: p.ended.Sub(begin), Session: src.Session()}
+	sum := view.Summary{Printed: to.printed, Stacks: stacks != nil, Stacked: to.stacked, Duration: p.ended.Sub(begin), Session: src.Session()}
 	if err := errors.Join(err, t.conclude(&to, src, &sum)); err != nil {
 		return t.abandon(err, child)
 	}
@@ -246,6 +259,7 @@ func (t *tracer) conclude(to *printer, src source, sum *view.Summary) error {
 		fmt.Fprintln(t.stderr, sum.Line())
 		t.tellUnseen(src.Session())
 		t.tellStackless(src, nil)
+		t.tellUnmapped(&counters)
 		t.explainNothing(&counters)
 	}
 	return t.out.failure()
@@ -279,6 +293,13 @@ func (t *tracer) tellStackless(src source, stacks *stackNamer) {
 	}
 	if c.StacksLost > 0 {
 		t.log.Warn(fmt.Sprintf("%d faults have no stack: the ring buffer was full; --buffer makes it larger", c.StacksLost))
+	}
+}
+
+// tellUnmapped says how many calls were not heard of that have mapped memory.
+func (t *tracer) tellUnmapped(c *fault.Counters) {
+	if c.MappingsLost > 0 {
+		t.log.Warn(fmt.Sprintf("%d calls that map memory or fork were not heard of, as the buffer was full (see --buffer): what they have mapped has an earlier mapper or none", c.MappingsLost))
 	}
 }
 
@@ -346,7 +367,7 @@ func resolver(enc *view.Encoder, s *fault.Session) *symbol.Resolver {
 }
 
 func (t *tracer) encoder(s *fault.Session) *view.Encoder {
-	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", Mappers: t.open.Mappers}
+	o := view.Options{Format: t.format(), Columns: t.columns, Stacks: t.stack != "", StackDepth: int(min(t.stackDepth, math.MaxInt32)), Mappers: t.open.Mappers}
 	if t.columns == nil {
 		o.Width = max(textWidth, t.out.width)
 	}

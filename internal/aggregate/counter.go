@@ -1,6 +1,10 @@
 package aggregate
 
-import "faultsnoop/internal/fault"
+import (
+	"maps"
+
+	"faultsnoop/internal/fault"
+)
 
 // Counter counts records as the BPF programs count faults.
 type Counter struct {
@@ -44,6 +48,20 @@ func (c *Counter) addTo(t *fault.Table, key fault.Key, cost *fault.Cost) {
 	}
 	row.Add(cost)
 	t.Rows[key] = row
+}
+
+// Forget counts the rows that forgotten selects as what found no room.
+func (c *Counter) Forget(forgotten func(*fault.Key) bool) {
+	for i := range c.rows.Tables {
+		t := &c.rows.Tables[i]
+		for key, cost := range t.Rows {
+			if forgotten(&key) {
+				delete(t.Rows, key)
+				t.Other.Add(&cost)
+				c.limit++
+			}
+		}
+	}
 }
 
 // Rows returns what was counted; it is the counter's and valid until the next Add.
@@ -124,4 +142,39 @@ func known(f *fault.Fault, field fault.Field, value uint32) fault.Key {
 		value = fault.Unset
 	}
 	return fault.Key{ID: value}
+}
+
+// WithStacks divides a table of all faults, by stack or by sample, that knows no stacks: stacked
+// is one of those that have one. What stacked has no row for stays with those that have none,
+// so that the sum is that of all.
+func WithStacks(all, stacked *fault.Table) fault.Table {
+	t := fault.Table{By: all.By, Rows: maps.Clone(all.Rows), Other: all.Other}
+	for key, cost := range stacked.Rows {
+		if key.Value == 0 {
+			continue
+		}
+		t.Rows[key] = cost
+		key.Value = 0
+		none, ok := t.Rows[key]
+		if !ok {
+			subtract(&t.Other, &cost)
+		} else if subtract(&none, &cost); none.Faults() > 0 {
+			t.Rows[key] = none
+		} else {
+			delete(t.Rows, key)
+		}
+	}
+	return t
+}
+
+// subtract takes from a cost, which keeps its longest latency, a part of it.
+func subtract(c, part *fault.Cost) {
+	c.Minor -= min(c.Minor, part.Minor)
+	c.Major -= min(c.Major, part.Major)
+	c.Failed -= min(c.Failed, part.Failed)
+	c.Unknown -= min(c.Unknown, part.Unknown)
+	c.Untimed -= min(c.Untimed, part.Untimed)
+	c.Time -= min(c.Time, part.Time)
+	c.OffCPU -= min(c.OffCPU, part.OffCPU)
+	c.Bytes -= min(c.Bytes, part.Bytes)
 }

@@ -372,3 +372,80 @@ func TestCopy(t *testing.T) {
 		t.Errorf("the copy has become %+v", kept)
 	}
 }
+
+func TestWithStacks(t *testing.T) {
+	key := func(tid uint32, stack uint64) fault.Key { return fault.Key{ID: tid, Value: stack} }
+	cost := func(n uint64) fault.Cost {
+		return fault.Cost{Minor: n, Time: time.Duration(n), OffCPU: time.Duration(n), Bytes: n, Max: 9}
+	}
+	all := fault.Table{By: fault.BySample, Other: cost(7), Rows: map[fault.Key]fault.Cost{key(1, 0): cost(100), key(2, 0): cost(20), key(3, 0): cost(5)}}
+	stacked := fault.Table{By: fault.BySample, Other: cost(50), Rows: map[fault.Key]fault.Cost{
+		key(1, 11): cost(30), key(1, 12): cost(10), key(2, 11): cost(20), key(4, 13): cost(3), key(3, 0): cost(2),
+	}}
+	got := WithStacks(&all, &stacked)
+	want := map[fault.Key]fault.Cost{
+		key(1, 0): cost(60), key(1, 11): cost(30), key(1, 12): cost(10), // what is left has no stack
+		key(2, 11): cost(20), // nothing is
+		key(3, 0):  cost(5),  // all is
+		key(4, 13): cost(3),  // it had no room for a row
+	}
+	if !maps.Equal(got.Rows, want) || got.Other != cost(4) {
+		t.Errorf("rows are %v and %v, want %v and %v", got.Rows, got.Other, want, cost(4))
+	}
+	var before, after uint64
+	for _, c := range all.Rows {
+		before += c.Faults()
+	}
+	for _, c := range got.Rows {
+		after += c.Faults()
+	}
+	if before+all.Other.Faults() != after+got.Other.Faults() {
+		t.Errorf("%d faults became %d", before+all.Other.Faults(), after+got.Other.Faults())
+	}
+}
+
+func TestForget(t *testing.T) {
+	c := NewCounter([]fault.By{fault.ByStack}, 2)
+	add := func(stack uint64) { c.Add(&fault.Fault{StackID: stack}) }
+	for _, stack := range []uint64{1, 1, 2, 3} {
+		add(stack)
+	}
+	c.Forget(func(k *fault.Key) bool { return k.Value == 1 })
+	add(4) // there is room again
+	table := &c.Rows().Tables[0]
+	ids := slices.Sorted(func(yield func(uint64) bool) {
+		for k := range table.Rows {
+			if !yield(k.Value) {
+				return
+			}
+		}
+	})
+	if !slices.Equal(ids, []uint64{2, 4}) || table.Other.Faults() != 3 {
+		t.Errorf("rows of stacks %v and %d other faults, want 2, 4 and 3", ids, table.Other.Faults())
+	}
+}
+
+// A stack that comes after its fault was shown as one without makes no row smaller than nothing.
+func TestKeepStackless(t *testing.T) {
+	snapshot := func(none, stacked uint64) Snapshot {
+		return Snapshot{Rows: &fault.Rows{Tables: []fault.Table{{By: fault.ByStack, Rows: map[fault.Key]fault.Cost{
+			{}: {Minor: none}, {Value: 1}: {Minor: stacked},
+		}}}}}
+	}
+	before := snapshot(50, 50)
+	now := snapshot(20, 80) // nothing new
+	whole := now
+	now.KeepStackless(&before)
+	diff := now.Since(&before)
+	if rows := diff.Rows.Tables[0].Rows; len(rows) != 1 || rows[fault.Key{Value: 1}].Minor != 30 {
+		t.Errorf("rows are %v, want 30 with a stack", rows)
+	}
+	if rows := whole.Rows.Tables[0].Rows; rows[fault.Key{}].Minor != 20 {
+		t.Errorf("rows of another snapshot have become %v", rows)
+	}
+	first := snapshot(1, 2)
+	first.KeepStackless(&Snapshot{})
+	if rows := first.Rows.Tables[0].Rows; rows[fault.Key{}].Minor != 1 {
+		t.Errorf("rows are %v", rows)
+	}
+}

@@ -43,7 +43,9 @@ var languagePrefixes = map[fault.Lang][]string{
 	// Rust's names of the implementation of a trait begin with <.
 	fault.LangRust: {"core::", "alloc::", "std::", "hashbrown::", "<core::", "<alloc::", "<std::", "<hashbrown::", "__rust_", "__rustc", "__rdl_"},
 	fault.LangCPP:  {"std::", "__gnu_cxx::", "void std::", "void* std::"},
-	fault.LangJava: {"java.", "jdk.internal."},
+	fault.LangJava: {"java.", "jdk.", "sun."},
+	// Frames that V8 has for itself, and code of its own in maps of compiled code.
+	fault.LangNode: {"V8::", "Builtin:", "BytecodeHandler:", "<external-file>"},
 }
 
 // filePrefixes are those of the source files of an interpreter's own modules.
@@ -56,8 +58,14 @@ func Runtime(f *fault.Frame) bool {
 	if f.Lang == fault.LangKernel || f.Module == "[kernel]" || f.Module == "[vdso]" || f.Module == "[vsyscall]" {
 		return true
 	}
+	name := f.Func
+	if f.Lang == fault.LangJava {
+		if name = javaMethod(name); name == "" && f.Func != "" && f.File == "" {
+			return true
+		}
+	}
 	for _, prefix := range languagePrefixes[f.Lang] {
-		if strings.HasPrefix(f.Func, prefix) {
+		if strings.HasPrefix(name, prefix) {
 			return true
 		}
 	}
@@ -67,7 +75,9 @@ func Runtime(f *fault.Frame) bool {
 	switch f.Lang {
 	case fault.LangUnknown, fault.LangNative, fault.LangCPP, fault.LangRust:
 	default:
-		return false // code of a language that a runtime runs
+		// Code of a language that a runtime runs. What it cannot even name leads nowhere, but
+		// who has called it does.
+		return f.Func == "" && f.File == "" && f.Module == ""
 	}
 	if slices.Contains(runtimeFunctions, f.Func) {
 		return true
@@ -81,11 +91,24 @@ func Runtime(f *fault.Frame) bool {
 	if path.Base(path.Dir(module)) == "lib-dynload" { // Python's own extension modules
 		return true
 	}
-	name := path.Base(module)
+	name = path.Base(module)
 	for i := range runtimeModules {
 		if runtimeModules[i].names.MatchString(name) {
 			return true
 		}
 	}
 	return false
+}
+
+// javaMethod is CLASS.METHOD of the name of a Java method, which may have the type of what
+// it returns in front, and parameters. It is empty of the code that the virtual machine has
+// made for itself, whose names are of no class: Interpreter, new_type_array Runtime1 stub,
+// StubRoutines (1) [call_stub_return_address].
+func javaMethod(name string) string {
+	name, _, _ = strings.Cut(name, "(")
+	name = name[strings.LastIndexByte(name, ' ')+1:]
+	if !strings.Contains(name, ".") {
+		return ""
+	}
+	return name
 }

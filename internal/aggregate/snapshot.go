@@ -44,6 +44,39 @@ func (s *Snapshot) Since(earlier *Snapshot) Snapshot {
 	return d
 }
 
+// KeepStackless raises the rows of faults without a stack to those of an earlier snapshot: a
+// stack comes later than its fault, which until then is one without. Other snapshots that
+// share the rows are not changed.
+func (s *Snapshot) KeepStackless(earlier *Snapshot) {
+	if earlier.Rows == nil {
+		return
+	}
+	rows := *s.Rows
+	rows.Tables = slices.Clone(rows.Tables)
+	s.Rows = &rows
+	for i := range s.Rows.Tables {
+		t := &s.Rows.Tables[i]
+		if t.By != fault.ByStack && t.By != fault.BySample {
+			continue
+		}
+		t.Rows = maps.Clone(t.Rows)
+		for key, before := range earlier.Rows.Tables[i].Rows {
+			if key.Value == 0 {
+				now := t.Rows[key]
+				t.Rows[key] = atLeast(&now, &before)
+			}
+		}
+	}
+}
+
+func atLeast(c, least *fault.Cost) fault.Cost {
+	return fault.Cost{
+		Minor: max(c.Minor, least.Minor), Major: max(c.Major, least.Major), Failed: max(c.Failed, least.Failed),
+		Unknown: max(c.Unknown, least.Unknown), Untimed: max(c.Untimed, least.Untimed),
+		Time: max(c.Time, least.Time), Max: max(c.Max, least.Max), OffCPU: max(c.OffCPU, least.OffCPU), Bytes: max(c.Bytes, least.Bytes),
+	}
+}
+
 // Named returns rows as they are shown, with the names of their files. Rows that these do
 // not tell apart are one: a file by two mounts that have the same path.
 func Named(r *fault.Rows) *fault.Rows {

@@ -72,7 +72,7 @@ func EndName(e fault.StackEnd) string {
 	case fault.StackUnreadable:
 		return "(memory not resident)"
 	case fault.StackIncomplete:
-		return "(no frame pointers beyond)"
+		return "(incomplete)"
 	}
 	return ""
 }
@@ -335,14 +335,23 @@ func self(t *fault.StackTree, leaf int32, passed []bool) *fault.Frame {
 // rowFrame leaves of a frame what a row is of.
 func rowFrame(by StackBy, f *fault.Frame) fault.Frame {
 	if by == ByModule {
-		return fault.Frame{Module: f.Module, BuildID: f.BuildID}
+		return fault.Frame{Module: moduleOf(f), BuildID: f.BuildID}
 	}
 	row := Place(f)
-	row.Inlined = false
+	row.Inlined, row.Module = false, moduleOf(f)
 	if by == ByFunction {
 		row.Line = 0
 	}
 	return row
+}
+
+// moduleOf is the module of a frame: of code that was compiled as it ran, or not at all, the
+// source file.
+func moduleOf(f *fault.Frame) string {
+	if f.File != "" && (f.Module == "" || strings.HasPrefix(f.Module, "[anon")) {
+		return f.File
+	}
+	return f.Module
 }
 
 // compareRows orders rows whose cost is the same, in one way every time.

@@ -195,6 +195,10 @@ func TestStackTree(t *testing.T) {
 	}
 }
 
+func java(name, file string) fault.Frame {
+	return fault.Frame{Func: name, File: file, Lang: fault.LangJava}
+}
+
 func TestRuntime(t *testing.T) {
 	for _, test := range []struct {
 		frame fault.Frame
@@ -228,11 +232,59 @@ func TestRuntime(t *testing.T) {
 		{fault.Frame{Func: "stdx::f()", Lang: fault.LangCPP}, false},
 		{fault.Frame{Func: "<alloc::vec::Vec<T> as Clone>::clone", Lang: fault.LangRust}, true},
 		{fault.Frame{Func: "java.util.ArrayList.grow", Lang: fault.LangJava}, true},
+		{java("byte[] java.util.Arrays.copyOf(byte[], int)", "Arrays.java"), true},
+		{java("java.lang.StringBuilder java.lang.StringBuilder.append(java.lang.String)", ""), true},
+		{java("void jdk.internal.misc.InnocuousThread.run()", "InnocuousThread.java"), true},
+		{java("java.lang.Class sun.launcher.LauncherHelper.loadMainClass(int, java.lang.String)", "LauncherHelper.java"), true},
+		{java("java.lang.String K.mkString(int)", "K.java"), false},
+		{java("java.lang.String K.mkString(int)", ""), false},
+		{java("void K.main(java.lang.String[])", "K.java"), false},
+		{java("sun.misc.Unsafe org.example.Access.unsafe()", ""), false},
+		{java("void javax.servlet.http.HttpServlet.service()", ""), false},
+		{java("void K$$Lambda$14.0x0000000800c03000.run()", ""), false},
+		{java("void java.lang.String.<init>(byte[])", ""), true},
+		{java("", "K.java"), false},
+		{java("new_type_array Runtime1 stub", ""), true},
+		{java("StubRoutines (1) [call_stub_return_address]", ""), true},
+		{java("I2C/C2I adapters(0xbb)", ""), true},
+		{java("Interpreter", ""), true},
+		{java("vtable stub", ""), true},
 		{fault.Frame{Func: "read", File: "node:fs", Lang: fault.LangNode}, true},
+		{fault.Frame{Func: "V8::StubFrame", Lang: fault.LangNode}, true},
+		{fault.Frame{Func: "V8::UnknownFrame", Lang: fault.LangNode}, true},
+		{fault.Frame{Func: "<external-file>", Lang: fault.LangNode}, true},
+		{fault.Frame{Func: "Builtin:ArrayPush", Module: "/usr/bin/other", Lang: fault.LangNode}, true},
+		{fault.Frame{Func: "touchPages", File: "/srv/n2.js", Line: 1, Lang: fault.LangNode}, false},
+		{fault.Frame{Func: "touchPages", Lang: fault.LangNode}, false},
 		{fault.Frame{}, false},
+		{fault.Frame{Lang: fault.LangNode}, true},
+		{java("", ""), true},
+		{fault.Frame{Lang: fault.LangDotNet, Module: "/srv/a.dll"}, false},
+		{fault.Frame{Lang: fault.LangNative}, false},
 	} {
 		if got := Runtime(&test.frame); got != test.want {
 			t.Errorf("%+v: %v", test.frame, got)
+		}
+	}
+}
+
+// Code without a file of its own is of its source.
+func TestModuleOfSource(t *testing.T) {
+	for _, c := range []struct {
+		frame fault.Frame
+		want  string
+	}{
+		{fault.Frame{Func: "f", File: "/srv/a.py", Lang: fault.LangPython}, "/srv/a.py"},
+		{fault.Frame{Func: "f", File: "/srv/a.js", Module: "[anon]", Addr: 7, Offset: 7, Lang: fault.LangNode}, "/srv/a.js"},
+		{fault.Frame{Func: "f", File: "a.c", Module: "/srv/a", Lang: fault.LangNative}, "/srv/a"},
+		{fault.Frame{Func: "f", Module: "[anon]"}, "[anon]"},
+	} {
+		p := &fault.Profile{}
+		p.Samples = []fault.StackSample{{Stack: p.Stacks.Add(&fault.Stack{Frames: []fault.Frame{c.frame}}), Faults: 1}}
+		for _, by := range []StackBy{ByModule, ByFunction, ByLine} {
+			if got := TableOf(p, by, false).Rows[0].Frame.Module; got != c.want {
+				t.Errorf("%+v by %s: module %q, want %q", c.frame, by, got, c.want)
+			}
 		}
 	}
 }

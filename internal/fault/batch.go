@@ -7,6 +7,10 @@ import "time"
 type Batch struct {
 	// Faults in the order in which they were complete.
 	Faults []Fault
+	// Until is a time, in nanoseconds of CLOCK_MONOTONIC: but for some that are late by
+	// milliseconds, faults that ended before it are in no later batch. 0 if the source does not
+	// say.
+	Until uint64
 	// Stacks are those that faults of this batch or of later ones are the first to have.
 	Stacks []RawStack
 	// Samples are what was counted by stack and is in no earlier batch, where faults are counted
@@ -47,7 +51,9 @@ type Counters struct {
 	// Stackless is how many faults have no stack since there was no room for one more, and
 	// StacksLost since the way to us was full.
 	Stackless, StacksLost uint64
-	// MappingsLost is how many calls that have mapped memory were not told of.
+	// Asked is of how many faults the stack was asked for from another library's unwinder.
+	Asked uint64
+	// MappingsLost is how many calls of [MappingCall] were not told of.
 	MappingsLost uint64
 	// Minor, Major and Failed divide Seen; what is in none of them had an unknown result.
 	Minor, Major, Failed uint64

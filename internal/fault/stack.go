@@ -219,7 +219,8 @@ type RawSample struct {
 	Bytes  uint64
 }
 
-// MappingCall is a system call of a process that has mapped memory.
+// MappingCall is a system call of a process that has mapped memory, or that has begun a
+// process with copies of its own.
 type MappingCall struct {
 	PID, Image uint32 // those of a [Fault]
 	// Time is when it returned, in nanoseconds of CLOCK_MONOTONIC.
@@ -231,6 +232,9 @@ type MappingCall struct {
 	// somebody names it.
 	StackID uint64
 	Stack   *Stack
+	// Parent and ParentImage are the PID and Image of the process that has begun PID by fork;
+	// Start, End and the stack are 0 then. Parent is 0 of other calls.
+	Parent, ParentImage uint32
 }
 
 // StackSample is what the faults of one thread, of one kind, with one stack cost.

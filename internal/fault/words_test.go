@@ -74,7 +74,7 @@ func TestParseKind(t *testing.T) {
 }
 
 func TestParseBy(t *testing.T) {
-	for b := ByProcess; b <= ByResult; b++ {
+	for b := ByProcess; b <= BySample; b++ {
 		if got, ok := ParseBy(b.String()); got != b || !ok {
 			t.Errorf("%v: parsed as %v, %v", b, got, ok)
 		}

@@ -53,6 +53,9 @@ func (p *Plan) apply(spec *ebpf.CollectionSpec) error {
 	spec.Maps[faultMapStatRows].MaxEntries = uint32(p.StatRows)
 	spec.Maps[faultMapPagesSeen].MaxEntries = uint32(p.Pages)
 	spec.Maps[faultMapStacks].InnerMap.MaxEntries = uint32(max(p.Stacks, 1))
+	if !p.Unwound {
+		spec.Maps[faultMapProcesses].MaxEntries = 1
+	}
 	if p.TaskStorage {
 		spec.Maps[faultMapStatesByTask].MaxEntries = 1
 		return nil

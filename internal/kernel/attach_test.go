@@ -27,6 +27,7 @@ var attachPoints = map[string]struct {
 	faultProgRefuse:                 {ebpf.Tracing, "signal_generate"},
 	faultProgFollowFork:             {ebpf.Tracing, "sched_wakeup_new"},
 	faultProgNoteMapping:            {ebpf.Tracing, "sys_exit"},
+	faultProgNoteFork:               {ebpf.Tracing, "sched_wakeup_new"},
 	faultProgLeave:                  {ebpf.Tracing, "sched_process_exit"},
 	faultProgLeaveCpu:               {ebpf.Tracing, "sched_switch"},
 	faultProgBeginReclaim:           {ebpf.Tracing, "mm_vmscan_direct_reclaim_begin"},

@@ -124,6 +124,7 @@ func (d *decoder) decode(raw []byte) (fault.Fault, bool) {
 			r := (*faultMappingRecord)(unsafe.Pointer(&raw[0]))
 			d.mappings = append(d.mappings, fault.MappingCall{
 				PID: r.Pid, Image: r.Image, Time: r.TimeNs, Start: r.Start, End: r.End, Brk: r.Brk != 0, StackID: r.Stack,
+				Parent: r.Parent, ParentImage: r.ParentImage,
 			})
 		}
 	case recordFault:
@@ -223,6 +224,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Again:    r.Again != 0,
 		Image:    r.Image,
 		StackID:  r.Stack,
+		Sampled:  r.SampledNs,
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages, Folio: r.Folio,

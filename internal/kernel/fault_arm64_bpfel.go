@@ -56,7 +56,8 @@ type faultCounters struct {
 	StacksUnsent uint64
 	StackRows    uint64
 	MappingsLost uint64
-	Pad          [4]uint64
+	Asked        uint64
+	Pad          [3]uint64
 }
 
 type faultExePattern struct {
@@ -113,6 +114,7 @@ type faultFaultRecord struct {
 	Comm         [16]int8
 	Process      [16]int8
 	Stack        uint64
+	SampledNs    uint64
 }
 
 type faultKindRow struct {
@@ -122,15 +124,17 @@ type faultKindRow struct {
 }
 
 type faultMappingRecord struct {
-	_      structs.HostLayout
-	Type   uint32
-	Pid    uint32
-	Image  uint32
-	Brk    uint32
-	TimeNs uint64
-	Start  uint64
-	End    uint64
-	Stack  uint64
+	_           structs.HostLayout
+	Type        uint32
+	Pid         uint32
+	Image       uint32
+	Brk         uint32
+	TimeNs      uint64
+	Start       uint64
+	End         uint64
+	Stack       uint64
+	Parent      uint32
+	ParentImage uint32
 }
 
 type faultMaxRecord struct {
@@ -139,6 +143,14 @@ type faultMaxRecord struct {
 	Pad  uint32
 	Ns   uint64
 	Key  faultStatKey
+}
+
+type faultMeeting struct {
+	_       structs.HostLayout
+	Tid     uint32
+	Pad     uint32
+	Time    uint64
+	Address uint64
 }
 
 type faultNameKey struct {
@@ -159,12 +171,32 @@ type faultNameRecord struct {
 	Name  [4352]int8
 }
 
+type faultPace struct {
+	_      structs.HostLayout
+	Every  uint64
+	Window uint64
+	Budget uint64
+	Begun  uint64
+	Taken  uint64
+	Weight uint64
+	Limit  uint64
+	Rate   uint64
+}
+
 type faultPageKey struct {
 	_      structs.HostLayout
 	Tgid   uint32
 	ExecId uint32
 	Born   uint64
 	Page   uint64
+}
+
+type faultProcess struct {
+	_      structs.HostLayout
+	ExecVm uint64
+	DataVm uint64
+	Looked uint64
+	Looks  uint64
 }
 
 type faultStackRecord struct {
@@ -205,6 +237,34 @@ type faultTaskState struct {
 		Outcome  uint32
 		Timed    uint32
 	}
+	Evidence struct {
+		_      structs.HostLayout
+		Before struct {
+			_       structs.HostLayout
+			Value   uint64
+			Level   uint8
+			Known   bool
+			Present uint16
+			_       [4]byte
+		}
+		After struct {
+			_       structs.HostLayout
+			Value   uint64
+			Level   uint8
+			Known   bool
+			Present uint16
+			_       [4]byte
+		}
+		Address  uint64
+		VmaFlags uint64
+		Backing  uint8
+		Access   uint8
+		Attempts uint8
+		Major    bool
+		Uffd     bool
+		Numa     bool
+		_        [2]byte
+	}
 	HostPidTgid  uint64
 	MinFlt       uint64
 	MajFlt       uint64
@@ -232,7 +292,7 @@ type faultTaskState struct {
 	CommMatch    uint8
 	ExeMatch     uint8
 	OffWhy       uint8
-	Pad          uint8
+	Place        uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -244,8 +304,11 @@ const (
 	faultMapKindRows                = "kind_rows"
 	faultMapNames                   = "names"
 	faultMapOtherRows               = "other_rows"
+	faultMapPacing                  = "pacing"
 	faultMapPagesSeen               = "pages_seen"
+	faultMapProcesses               = "processes"
 	faultMapRecords                 = "records"
+	faultMapRendezvous              = "rendezvous"
 	faultMapStackScratch            = "stack_scratch"
 	faultMapStacks                  = "stacks"
 	faultMapStatRows                = "stat_rows"
@@ -269,6 +332,7 @@ const (
 	faultProgKretprobeHandleMmFault = "kretprobe_handle_mm_fault"
 	faultProgLeave                  = "leave"
 	faultProgLeaveCpu               = "leave_cpu"
+	faultProgNoteFork               = "note_fork"
 	faultProgNoteMapping            = "note_mapping"
 	faultProgRefuse                 = "refuse"
 	faultProgSettleAll              = "settle_all"
@@ -333,6 +397,7 @@ const (
 	faultVarTakeStacks              = "take_stacks"
 	faultVarTaskStorage             = "task_storage"
 	faultVarTraceSelf               = "trace_self"
+	faultVarUnwinding               = "unwinding"
 	faultVarWakeBytes               = "wake_bytes"
 	faultVarWantedAccess            = "wanted_access"
 	faultVarWantedKinds             = "wanted_kinds"
@@ -399,6 +464,7 @@ type faultProgramSpecs struct {
 	KretprobeHandleMmFault *ebpf.ProgramSpec `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.ProgramSpec `ebpf:"leave"`
 	LeaveCpu               *ebpf.ProgramSpec `ebpf:"leave_cpu"`
+	NoteFork               *ebpf.ProgramSpec `ebpf:"note_fork"`
 	NoteMapping            *ebpf.ProgramSpec `ebpf:"note_mapping"`
 	Refuse                 *ebpf.ProgramSpec `ebpf:"refuse"`
 	SettleAll              *ebpf.ProgramSpec `ebpf:"settle_all"`
@@ -414,8 +480,11 @@ type faultMapSpecs struct {
 	KindRows     *ebpf.MapSpec `ebpf:"kind_rows"`
 	Names        *ebpf.MapSpec `ebpf:"names"`
 	OtherRows    *ebpf.MapSpec `ebpf:"other_rows"`
+	Pacing       *ebpf.MapSpec `ebpf:"pacing"`
 	PagesSeen    *ebpf.MapSpec `ebpf:"pages_seen"`
+	Processes    *ebpf.MapSpec `ebpf:"processes"`
 	Records      *ebpf.MapSpec `ebpf:"records"`
+	Rendezvous   *ebpf.MapSpec `ebpf:"rendezvous"`
 	StackScratch *ebpf.MapSpec `ebpf:"stack_scratch"`
 	Stacks       *ebpf.MapSpec `ebpf:"stacks"`
 	StatRows     *ebpf.MapSpec `ebpf:"stat_rows"`
@@ -490,6 +559,7 @@ type faultVariableSpecs struct {
 	TakeStacks        *ebpf.VariableSpec `ebpf:"take_stacks"`
 	TaskStorage       *ebpf.VariableSpec `ebpf:"task_storage"`
 	TraceSelf         *ebpf.VariableSpec `ebpf:"trace_self"`
+	Unwinding         *ebpf.VariableSpec `ebpf:"unwinding"`
 	WakeBytes         *ebpf.VariableSpec `ebpf:"wake_bytes"`
 	WantedAccess      *ebpf.VariableSpec `ebpf:"wanted_access"`
 	WantedKinds       *ebpf.VariableSpec `ebpf:"wanted_kinds"`
@@ -524,8 +594,11 @@ type faultMaps struct {
 	KindRows     *ebpf.Map `ebpf:"kind_rows"`
 	Names        *ebpf.Map `ebpf:"names"`
 	OtherRows    *ebpf.Map `ebpf:"other_rows"`
+	Pacing       *ebpf.Map `ebpf:"pacing"`
 	PagesSeen    *ebpf.Map `ebpf:"pages_seen"`
+	Processes    *ebpf.Map `ebpf:"processes"`
 	Records      *ebpf.Map `ebpf:"records"`
+	Rendezvous   *ebpf.Map `ebpf:"rendezvous"`
 	StackScratch *ebpf.Map `ebpf:"stack_scratch"`
 	Stacks       *ebpf.Map `ebpf:"stacks"`
 	StatRows     *ebpf.Map `ebpf:"stat_rows"`
@@ -543,8 +616,11 @@ func (m *faultMaps) Close() error {
 		m.KindRows,
 		m.Names,
 		m.OtherRows,
+		m.Pacing,
 		m.PagesSeen,
+		m.Processes,
 		m.Records,
+		m.Rendezvous,
 		m.StackScratch,
 		m.Stacks,
 		m.StatRows,
@@ -620,6 +696,7 @@ type faultVariables struct {
 	TakeStacks        *ebpf.Variable `ebpf:"take_stacks"`
 	TaskStorage       *ebpf.Variable `ebpf:"task_storage"`
 	TraceSelf         *ebpf.Variable `ebpf:"trace_self"`
+	Unwinding         *ebpf.Variable `ebpf:"unwinding"`
 	WakeBytes         *ebpf.Variable `ebpf:"wake_bytes"`
 	WantedAccess      *ebpf.Variable `ebpf:"wanted_access"`
 	WantedKinds       *ebpf.Variable `ebpf:"wanted_kinds"`
@@ -648,6 +725,7 @@ type faultPrograms struct {
 	KretprobeHandleMmFault *ebpf.Program `ebpf:"kretprobe_handle_mm_fault"`
 	Leave                  *ebpf.Program `ebpf:"leave"`
 	LeaveCpu               *ebpf.Program `ebpf:"leave_cpu"`
+	NoteFork               *ebpf.Program `ebpf:"note_fork"`
 	NoteMapping            *ebpf.Program `ebpf:"note_mapping"`
 	Refuse                 *ebpf.Program `ebpf:"refuse"`
 	SettleAll              *ebpf.Program `ebpf:"settle_all"`
@@ -671,6 +749,7 @@ func (p *faultPrograms) Close() error {
 		p.KretprobeHandleMmFault,
 		p.Leave,
 		p.LeaveCpu,
+		p.NoteFork,
 		p.NoteMapping,
 		p.Refuse,
 		p.SettleAll,

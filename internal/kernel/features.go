@@ -24,6 +24,10 @@ const (
 	Perf       Hook = "perf"
 )
 
+// UnwindsAtBegin reports whether an unwinder takes stacks before the hook hears of the fault,
+// outside of the latency that it measures, and not after that.
+func (h Hook) UnwindsAtBegin() bool { return h == Fentry || h == Kprobe }
+
 // Hooks lists all of them in the order of preference.
 var Hooks = [...]Hook{Fentry, Kprobe, Tracepoint, Perf}
 

@@ -40,6 +40,7 @@ type Live struct {
 	record   ringbuf.Record
 	decoder  decoder
 	batch    fault.Batch
+	early    []fault.Fault     // those of the next batch that have been read
 	lost     map[string]uint64 // as last reported
 	tables   []fault.By
 	compared string // see fault.Session
@@ -64,7 +65,7 @@ func Open(plan Plan, opt Options) (*Live, error) {
 		return nil, err
 	}
 	sys := ReadSystem()
-	coll, err := ebpf.NewCollection(spec)
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: opt.Unwinder})
 	if err != nil {
 		s := sys.refusal("loading the BPF programs", err)
 		return nil, &UnsupportedError{plan.Hook, s}
@@ -195,11 +196,24 @@ func (l *Live) Next(ctx context.Context) (*fault.Batch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if l.drained {
+	l.batch.Faults = append(l.batch.Faults, l.early...)
+	l.early = l.early[:0]
+	if l.drained && len(l.batch.Faults) == 0 {
 		return nil, io.EOF
 	}
+	l.batch.Until = process.Now()
 	l.reader.SetDeadline(time.Now().Add(pollInterval))
-	for len(l.batch.Faults)+len(l.decoder.stacks) < maxBatch {
+	for {
+		if n, m := len(l.batch.Faults), len(l.decoder.stacks); n+m >= maxBatch || l.drained {
+			l.batch.Until = 0
+			if n > 0 {
+				l.batch.Until = l.batch.Faults[n-1].End
+			}
+			if m > 0 {
+				l.batch.Until = max(l.batch.Until, l.decoder.stacks[m-1].Time)
+			}
+			break
+		}
 		err := l.reader.ReadInto(&l.record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
@@ -312,6 +326,7 @@ func (l *Live) Counters() (fault.Counters, error) {
 		out.Unremembered += c.Unremembered
 		out.Stackless += c.Stackless
 		out.StacksLost += c.StacksUnsent
+		out.Asked += c.Asked
 		out.MappingsLost += c.MappingsLost
 		children += c.LostChildren
 	}

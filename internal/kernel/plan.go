@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cilium/ebpf"
+
 	"faultsnoop/internal/fault"
 )
 
@@ -32,11 +34,17 @@ type Options struct {
 	// PFN tells the frame and the node of each page, for which the caller needs
 	// CAP_SYS_ADMIN.
 	PFN bool
+	// Unwinder is asked for the stacks of some faults, nil if there is none.
+	Unwinder UnwinderMaps
 	// CountOnly counts in the kernel, with a table for each of Tables (at most
-	// [fault.MaxTables]), and sends no records.
+	// [fault.MaxTables]), and sends no records but those whose stack Unwinder was asked for.
 	CountOnly bool
 	Tables    []fault.By
 }
+
+// UnwinderMaps are what an unwinder shares with the programs that record faults, by the names
+// of bpf/rendezvous.h.
+type UnwinderMaps map[string]*ebpf.Map
 
 // Limits of the BPF side (bpf/fault.h).
 const (
@@ -60,6 +68,9 @@ const (
 	maxWakeBytes = 256 << 10
 )
 
+// The values of enum unwinding in bpf/rendezvous.h that are set.
+const unwindAtEnd, unwindAtBegin = uint8(1), uint8(2)
+
 // Plan is what to load and attach for one hook. It is plain data.
 type Plan struct {
 	Hook Hook
@@ -76,6 +87,8 @@ type Plan struct {
 	Pages int
 	// Stacks is how many different stacks there may be; 0: none are taken.
 	Stacks int
+	// Unwound says that an unwinder shares its maps.
+	Unwound bool
 	// TaskStorage keeps a thread's fault in flight in task storage, else in a hash.
 	TaskStorage bool
 	// PTEFault is the function whose struct vm_fault the self-test is compared with,
@@ -245,8 +258,15 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 		StatRows:    statRows(opt.Tables),
 		StackRows:   2 * maxStacks,
 		Pages:       1, // a map must have some
+		Unwound:     opt.Unwinder != nil,
 		TaskStorage: f.TaskStorage,
 		FlagNames:   f.FaultFlags,
+	}
+	if p.Unwound {
+		p.Variables[faultVarUnwinding] = unwindAtEnd
+		if hook.UnwindsAtBegin() {
+			p.Variables[faultVarUnwinding] = unwindAtBegin
+		}
 	}
 	if opt.Again {
 		p.Pages = maxPages
@@ -270,7 +290,7 @@ func (f *Features) plan(hook Hook, opt Options) (Plan, error) {
 			faultProgEndCgroupReclaim, faultProgBeginCgroupReclaim, faultProgEndCompaction, faultProgBeginCompaction)
 	}
 	if opt.Mappers {
-		p.Programs = append(p.Programs, faultProgNoteMapping)
+		p.Programs = append(p.Programs, faultProgNoteMapping, faultProgNoteFork)
 	}
 	p.Covers = []string{"user", "kernel", "remote", "failed"}
 	switch hook {

@@ -173,7 +173,8 @@ func (d *decoder) raiseMax(c *fault.Cost, key *faultStatKey) {
 	c.Max = max(c.Max, time.Duration(d.longest[*key]))
 }
 
-// readSent reads what is in the ring buffer: no faults, since these are counted.
+// readSent reads what is in the ring buffer. Faults, of which those are sent whose stack another
+// library takes, are for the next batch.
 func (l *Live) readSent() error {
 	if l.drained {
 		return nil
@@ -192,7 +193,9 @@ func (l *Live) readSent() error {
 			return fmt.Errorf("reading the ring buffer: %w", err)
 		}
 		l.stacks.read(len(l.record.RawSample))
-		l.decoder.decode(l.record.RawSample)
+		if f, ok := l.decoder.decode(l.record.RawSample); ok {
+			l.early = append(l.early, f)
+		}
 	}
 }
 

@@ -73,6 +73,29 @@ func TestStackOfOwnFunctions(t *testing.T) {
 	})
 }
 
+// TestStackOfAllFrames: a stack of as many frames as fit is whole, and one of one more is not.
+func TestStackOfAllFrames(t *testing.T) {
+	bpfHooks(t, func(t *testing.T, hook Hook) {
+		const fit, some = 127, 20
+		at := func(depth int) fault.RawStack {
+			return stackOf(t, hook, func(mem []byte) { touchDeep(mem, depth) })
+		}
+		deepest := some + fit - len(at(some).User)
+		for _, test := range []struct {
+			depth, frames int
+			end           fault.StackEnd
+		}{
+			{deepest - 1, fit - 1, fault.StackWhole},
+			{deepest, fit, fault.StackWhole},
+			{deepest + 1, fit, fault.StackTruncated},
+		} {
+			if s := at(test.depth); len(s.User) != test.frames || s.End != test.end {
+				t.Errorf("depth %d: %d frames, end %v, want %d and %v", test.depth, len(s.User), s.End, test.frames, test.end)
+			}
+		}
+	})
+}
+
 // TestStacksBeginAnew: a trace that sees more stacks than there is room for goes on to get
 // them, each id means one stack, and what found no room meanwhile is counted.
 func TestStacksBeginAnew(t *testing.T) {

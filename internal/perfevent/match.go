@@ -142,11 +142,7 @@ func (s *Session) locate(p *proc, f *fault.Fault) {
 	if p.pid == 0 {
 		return
 	}
-	if p.losses != s.pairing.losses {
-		// Mappings may be among what was lost.
-		p.space.Reset()
-		p.losses = s.pairing.losses
-	}
+	s.forgetLost(p)
 	m := p.space.Find(f.Address)
 	if s.worthLook(p, m, f) {
 		s.look(p)
@@ -171,6 +167,24 @@ func (s *Session) locate(p *proc, f *fault.Fault) {
 		f.Known |= fault.HasVMA
 	}
 	s.infer(p, m, f)
+}
+
+// forgetLost forgets what a process has mapped if changes may be among records that were lost.
+func (s *Session) forgetLost(p *proc) {
+	if p.losses != s.pairing.losses {
+		p.space.Reset()
+		p.losses = s.pairing.losses
+	}
+}
+
+// spaceOf is what a process has mapped. If that is not known it is read, whatever time that
+// takes.
+func (s *Session) spaceOf(p *proc) *process.Space {
+	s.forgetLost(p)
+	if s.readProc && (p.looked == 0 || p.space.Confirmed() == 0) {
+		s.look(p)
+	}
+	return &p.space
 }
 
 // infer tells the kind of a fault if the mapping leaves no doubt of it. What became of one

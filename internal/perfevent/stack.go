@@ -66,7 +66,8 @@ func (s *Session) forgetStacks() {
 }
 
 // splitChain divides what the kernel has written (perf_callchain in
-// kernel/events/callchain.c). It does not say why it ends, but for its length.
+// kernel/events/callchain.c). It does not say why it ends, but for its length: both parts
+// together have as many frames as fit.
 func splitChain(ips []uint64) fault.RawStack {
 	const maxStack = 127 // kernel.perf_event_max_stack, unless it was changed
 	raw := fault.RawStack{End: fault.StackUntold}
@@ -81,11 +82,11 @@ func splitChain(ips []uint64) fault.RawStack {
 			raw.User = append(raw.User, ip)
 		}
 	}
-	if len(raw.User) >= maxStack {
-		raw.End = fault.StackTruncated
-	}
-	if len(raw.User)+len(raw.Kernel) == 0 {
+	switch n := len(raw.User) + len(raw.Kernel); {
+	case n == 0:
 		raw.End = fault.StackNone
+	case n >= maxStack:
+		raw.End = fault.StackTruncated
 	}
 	return raw
 }
@@ -101,8 +102,5 @@ func (s *Session) MappingsOf(pid uint32, _ uint64) *process.Space {
 	if p == nil {
 		return nil
 	}
-	if p.looked == 0 && s.readProc {
-		s.look(p)
-	}
-	return &p.space
+	return s.spaceOf(p)
 }

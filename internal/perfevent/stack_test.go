@@ -57,3 +57,33 @@ func TestStacksBeginAnew(t *testing.T) {
 		}
 	}
 }
+
+// TestSplitChain: both parts of a stack share the room for its frames.
+func TestSplitChain(t *testing.T) {
+	for _, test := range []struct {
+		kernel, user int
+		end          fault.StackEnd
+	}{
+		{0, 0, fault.StackNone},
+		{0, 126, fault.StackUntold},
+		{0, 127, fault.StackTruncated},
+		{10, 116, fault.StackUntold},
+		{10, 117, fault.StackTruncated},
+		{127, 0, fault.StackTruncated},
+	} {
+		var chain []uint64
+		if test.kernel > 0 {
+			chain = append(chain, contextKernel)
+		}
+		for i := range test.kernel {
+			chain = append(chain, 0xffffffff81000000+uint64(i))
+		}
+		chain = append(chain, contextUser)
+		for i := range test.user {
+			chain = append(chain, 0x1000+uint64(i))
+		}
+		if s := splitChain(chain); len(s.Kernel) != test.kernel || len(s.User) != test.user || s.End != test.end {
+			t.Errorf("%d and %d frames: got %d and %d, end %v, want %v", test.kernel, test.user, len(s.Kernel), len(s.User), s.End, test.end)
+		}
+	}
+}

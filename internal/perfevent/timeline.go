@@ -59,8 +59,5 @@ func (t *Timeline) MappingsOf(pid uint32, at uint64) *process.Space {
 		}
 		p = s.tasks.get(pid, pid).proc
 	}
-	if p.looked == 0 && s.readProc {
-		s.look(p)
-	}
-	return &p.space
+	return s.spaceOf(p)
 }

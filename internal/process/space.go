@@ -3,6 +3,7 @@ package process
 import (
 	"slices"
 	"sort"
+	"strings"
 )
 
 // maxMappings bounds the memory of one address space. The kernel allows 65530
@@ -181,10 +182,10 @@ func (s *Space) within(m *Mapping) *Mapping {
 	return nil
 }
 
-// Mapped returns a mapping of the file at a path, as the kernel prints it, or nil. The result
-// is valid until the next change of s.
+// Mapped returns a mapping of the file that is at a path or was there when it was mapped, or
+// nil. The result is valid until the next change of s.
 func (s *Space) Mapped(path string) *Mapping {
-	i := slices.IndexFunc(s.maps, func(m Mapping) bool { return m.Path == path && m.Inode != 0 })
+	i := slices.IndexFunc(s.maps, func(m Mapping) bool { return m.Inode != 0 && strings.TrimSuffix(m.Path, deleted) == path })
 	if i < 0 {
 		return nil
 	}

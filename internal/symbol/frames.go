@@ -20,7 +20,9 @@ const (
 	maxCompared = 64 << 20
 	// maxMaps is how many maps of compiled code are known at a time, and maxMapsKept how many
 	// bytes of all.
-	maxMaps     = 64
+	maxMaps = 64
+	// lateAfter is how soon somebody who is patient looks again whether there is a map.
+	lateAfter   = 200e6
 	maxMapsKept = 96 << 20
 )
 
@@ -285,10 +287,10 @@ type compiled struct {
 	looked   uint64 // at what is at its path
 	more     bool   // of it was not read yet
 	kept     int
+	// version is another number after each change of the map, as far as changes is.
+	version, changes uint64
 	// before is the map of the program that the process was before, nil if it had none.
 	before *PerfMap
-	// opened is a number of its own of each map.
-	opened uint64
 }
 
 // mapOf is the map of compiled code of a process, as it is now; nil if there is none.
@@ -309,12 +311,15 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 		if len(r.maps) >= maxMaps {
 			r.forgetOldestMap(nil)
 		}
-		r.mapsOpened++
-		c = &compiled{image: image, before: before, opened: r.mapsOpened}
+		c = &compiled{image: image, before: before}
 		r.maps[pid] = c
 	}
 	c.used = r.now
-	if r.now-c.looked >= retryAfter {
+	wait := uint64(retryAfter)
+	if c.PerfMap == nil && r.opt.Patient {
+		wait = lateAfter
+	}
+	if r.now-c.looked >= wait {
 		if !r.affords() {
 			return c.PerfMap, false
 		}
@@ -347,6 +352,11 @@ func (r *Resolver) mapOf(pid, image uint32) (m *PerfMap, done bool) {
 				break
 			}
 		}
+		if c.changes != c.PerfMap.changes {
+			c.changes = c.PerfMap.changes
+			r.mapVersions++
+			c.version = r.mapVersions
+		}
 		size := c.Size()
 		r.mapBytes += size - c.kept
 		c.kept = size
@@ -362,14 +372,17 @@ func Compiled(v *fault.VMA) bool {
 	return v.Inode == 0 && v.Label != "[vdso]" || strings.HasPrefix(v.Path, "/memfd:")
 }
 
-// NamesVersion is another number when the names of code that a process has made may have
-// changed. It may be asked often: the process's map is looked at once in a batch.
-func (r *Resolver) NamesVersion(pid, image uint32) uint64 {
-	m, _ := r.mapOf(pid, image)
-	if m == nil {
+// MapVersion is another number whenever what a process lists of its compiled code has
+// changed, so that names of addresses in it may have; 0 if it lists nothing or if names of
+// another program in the process were asked for since.
+func (r *Resolver) MapVersion(pid, image uint32) uint64 {
+	if c := r.maps[pid]; c != nil && c.image != image {
 		return 0
 	}
-	return r.maps[pid].opened<<48 | m.version + 1
+	if m, _ := r.mapOf(pid, image); m == nil {
+		return 0
+	}
+	return r.maps[pid].version
 }
 
 func (r *Resolver) forgetOldestMap(inUse *compiled) bool {

@@ -344,6 +344,48 @@ ffffffffc0009100 t last	[zram]
 	}
 }
 
+// TestKernelModules: no function is behind the end of its module, and modules that come, go
+// and take another's place have no names of others.
+func TestKernelModules(t *testing.T) {
+	const kernel = "ffffffff81000000 T _text\nffffffff82000000 B _end\n"
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("kallsyms", kernel+"ffffffffc0001000 t hook\t[nf_tables]\nffffffffc0009000 t io\t[zram]\nffffffffc0030000 t bpf_prog_1\t[bpf]\n")
+	write("modules", "zram 32768 0 - Live 0xffffffffc0009000\nnf_tables 8192 2 nft_compat,nft_x, Live 0xffffffffc0001000 (OE)\nnonsense\n")
+	k, err := openKernel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, of map[uint64]string) {
+		t.Helper()
+		for addr, want := range of {
+			f := k.At(addr)
+			same(t, fmt.Sprintf("%s: %#x", when, addr), strings.TrimSpace(f.Module+" "+f.Func), want)
+		}
+	}
+	check("at first", map[uint64]string{
+		0xffffffffc0001010: "[nf_tables] hook", 0xffffffffc0002fff: "[nf_tables] hook", 0xffffffffc0003000: "[kernel]",
+		0xffffffffc0009000: "[zram] io", 0xffffffffc0011000: "[kernel]", 0xffffffff81000010: "[kernel] _text",
+	})
+
+	// A module comes behind one, and another one to the place of one that has gone.
+	write("modules", "nf_tables 8192 0 - Live 0xffffffffc0001000\nlate 4096 0 - Live 0xffffffffc0004000\nother 32768 0 - Live 0xffffffffc0009000\n")
+	write("kallsyms", kernel+"ffffffffc0001000 t hook\t[nf_tables]\nffffffffc0004000 t lately\t[late]\nffffffffc0009000 t open\t[other]\n")
+	k.looked, k.rereadAt = 0, 1<<63
+	check("before symbols may be read again", map[uint64]string{
+		0xffffffffc0001010: "[nf_tables] hook", 0xffffffffc0004010: "[late]", 0xffffffffc0009010: "[other]",
+	})
+	k.looked, k.rereadAt = 0, 0
+	check("then", map[uint64]string{
+		0xffffffffc0001010: "[nf_tables] hook", 0xffffffffc0004010: "[late] lately", 0xffffffffc0009010: "[other] open", 0xffffffffc0005010: "[kernel]",
+	})
+}
+
 func TestPerfMapNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"py::leaf:/home/a b/t.py":              "python py::leaf /home/a b/t.py:0",
@@ -746,14 +788,22 @@ func TestPerfMapLive(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			need(t, c.name)
-			args := c.args
+			name, args := c.name, c.args
 			if c.name == "python3" {
-				if exec.Command(c.name, "-c", "import sys; sys.exit(sys.version_info < (3, 12))").Run() != nil {
-					t.Skip("python3 is older than 3.12 and lists no functions")
+				interpreters := []string{"python3"}
+				if home, err := os.UserHomeDir(); err == nil {
+					more, _ := filepath.Glob(filepath.Join(home, ".pyenv/versions/3.*/bin/python3"))
+					interpreters = append(interpreters, more...)
 				}
-				args = append(slices.Clone(args[:2]), filepath.Join(dir, args[2]))
+				i := slices.IndexFunc(interpreters, func(p string) bool {
+					return exec.Command(p, "-c", "import sys; sys.exit(sys.version_info < (3, 12))").Run() == nil
+				})
+				if i < 0 {
+					t.Skip("no Python is 3.12 or newer and lists functions")
+				}
+				name, args = interpreters[i], append(slices.Clone(args[:2]), filepath.Join(dir, args[2]))
 			}
-			cmd := exec.Command(c.name, args...)
+			cmd := exec.Command(name, args...)
 			cmd.Dir = dir
 			stdin, err := cmd.StdinPipe()
 			if err != nil {

@@ -45,8 +45,8 @@ type PerfMap struct {
 	cover   []piece
 	stale   bool
 	names   int // bytes
-	// version changes whenever At may have other answers than before.
-	version uint64
+	// changes counts how often what is listed has changed.
+	changes uint64
 
 	// Skipped is the number of lines that are none, or that are too many to keep.
 	Skipped uint64
@@ -171,7 +171,7 @@ func (m *PerfMap) Replace(pid uint32) error {
 
 func (m *PerfMap) forget() {
 	m.read, m.entries, m.cover, m.names, m.stale = 0, nil, nil, 0, false
-	m.version++
+	m.changes++
 }
 
 // readFrom reads on. A line without an end is still being written.
@@ -199,6 +199,7 @@ func (m *PerfMap) readFrom(r io.ReaderAt) (more bool, err error) {
 
 // add takes lines.
 func (m *PerfMap) add(b []byte) {
+	m.changes++
 	for line := range bytes.Lines(b) {
 		e, ok := parseMapLine(line)
 		if !ok || len(m.entries) >= maxMapEntries || m.names+len(e.name) > maxMapKept {
@@ -208,7 +209,6 @@ func (m *PerfMap) add(b []byte) {
 		m.names += len(e.name)
 		m.entries = append(m.entries, e)
 		m.stale = true
-		m.version++
 	}
 }
 

@@ -81,13 +81,14 @@ type Resolver struct {
 	last   *file
 	lastID fileID
 
-	codes      map[string]*code // by build-id, those that may be shared
-	maps       map[uint32]*compiled
-	mapBytes   int
-	mapsOpened uint64
-	vdso       *Code // nil if there is none
-	vdsoRead   bool
-	debuginfod *debuginfod // nil if it was not asked for
+	codes    map[string]*code // by build-id, those that may be shared
+	maps     map[uint32]*compiled
+	mapBytes int
+	// mapVersions is the last one that was given.
+	mapVersions uint64
+	vdso        *Code // nil if there is none
+	vdsoRead    bool
+	debuginfod  *debuginfod // nil if it was not asked for
 }
 
 // file is a file that was looked at.

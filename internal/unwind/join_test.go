@@ -9,7 +9,21 @@ import (
 	"faultsnoop/internal/fault"
 )
 
-// spell makes a fault of a thread from its beginning and end, in microseconds.
+// asked is a fault whose stack was asked for at its end, in microseconds.
+func asked(tid uint32, begin, end uint64) fault.Fault {
+	f := spell(tid, begin, end)
+	f.Sampled = f.End
+	return f
+}
+
+// early is a fault whose stack was asked for before it began.
+func early(tid uint32, sampled, begin, end uint64) fault.Fault {
+	f := spell(tid, begin, end)
+	f.Sampled = sampled * 1000
+	return f
+}
+
+// spell is a fault whose stack was not asked for.
 func spell(tid uint32, begin, end uint64) fault.Fault {
 	return fault.Fault{TID: tid, End: end * 1000, Latency: time.Duration(end-begin) * 1000}
 }
@@ -39,35 +53,46 @@ func TestJoin(t *testing.T) {
 		want     []uint32
 		unjoined uint64
 	}{
-		"inside":              {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 105)}, want: []uint32{105}},
-		"at its beginning":    {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 100)}, want: []uint32{100}},
-		"at its end":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 110)}, want: []uint32{110}},
-		"just behind its end": {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 112)}, want: []uint32{112}},
-		"before":              {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 99)}, want: []uint32{0}, unjoined: 1},
-		"long after":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 1111)}, want: []uint32{0}, unjoined: 1},
-		"another thread":      {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(2, 105)}, want: []uint32{0}, unjoined: 1},
-		"two in one":          {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 103), at(1, 105)}, want: []uint32{103}, unjoined: 1},
-		"behind the end is in the next": {
-			faults: []fault.Fault{spell(1, 100, 110), spell(1, 111, 120)}, traces: []Trace{at(1, 112)}, want: []uint32{0, 112},
-		},
+		"at its end":     {faults: []fault.Fault{asked(1, 100, 110)}, traces: []Trace{at(1, 110)}, want: []uint32{110}},
+		"behind it":      {faults: []fault.Fault{asked(1, 100, 110)}, traces: []Trace{at(1, 5000)}, want: []uint32{5000}},
+		"before it":      {faults: []fault.Fault{asked(1, 100, 110)}, traces: []Trace{at(1, 109)}, want: []uint32{0}, unjoined: 1},
+		"too late":       {faults: []fault.Fault{asked(1, 100, 110)}, traces: []Trace{at(1, 110+100000)}, want: []uint32{0}, unjoined: 1},
+		"not asked for":  {faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 110)}, want: []uint32{0}, unjoined: 1},
+		"another thread": {faults: []fault.Fault{asked(1, 100, 110)}, traces: []Trace{at(2, 110)}, want: []uint32{0}, unjoined: 1},
 		"each its own": {
-			faults: []fault.Fault{spell(1, 100, 110), spell(1, 112, 120)}, traces: []Trace{at(1, 111), at(1, 121)}, want: []uint32{111, 121},
+			faults: []fault.Fault{asked(1, 100, 110), asked(1, 112, 120)}, traces: []Trace{at(1, 111), at(1, 121)}, want: []uint32{111, 121},
 		},
-		"the next fault of another thread does not matter": {
-			faults: []fault.Fault{spell(1, 100, 110), spell(2, 111, 120)}, traces: []Trace{at(1, 112), at(2, 112)}, want: []uint32{112, 112},
+		"the first has none": {
+			faults: []fault.Fault{asked(1, 100, 110), asked(1, 111, 120)}, traces: []Trace{at(1, 121)}, want: []uint32{0, 121},
+		},
+		"the second has none": {
+			faults: []fault.Fault{asked(1, 100, 110), asked(1, 111, 120)}, traces: []Trace{at(1, 112)}, want: []uint32{112, 0},
+		},
+		"one between them was not asked for": {
+			faults: []fault.Fault{asked(1, 100, 110), spell(1, 111, 120), asked(1, 121, 130)}, traces: []Trace{at(1, 110), at(1, 131)}, want: []uint32{110, 0, 131},
+		},
+		"another thread's next does not matter": {
+			faults: []fault.Fault{asked(1, 100, 110), asked(2, 101, 111)}, traces: []Trace{at(1, 112), at(2, 112)}, want: []uint32{112, 112},
 		},
 		"faults out of order": {
-			faults: []fault.Fault{spell(1, 111, 120), spell(1, 100, 110)}, traces: []Trace{at(1, 112), at(1, 105)}, want: []uint32{105, 112},
+			faults: []fault.Fault{asked(1, 111, 120), asked(1, 100, 110)}, traces: []Trace{at(1, 120), at(1, 110)}, want: []uint32{110, 120},
 		},
-		"no latency": {faults: []fault.Fault{{TID: 1, End: 100000}}, traces: []Trace{at(1, 101)}, want: []uint32{101}},
-		"before it, when taken at the beginning": {
-			when: AtBegin, faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 98)}, want: []uint32{98},
+		"at the beginning": {
+			when: AtBegin, faults: []fault.Fault{early(1, 97, 100, 110)}, traces: []Trace{at(1, 98)}, want: []uint32{98},
 		},
-		"behind it, when taken at the beginning": {
-			when: AtBegin, faults: []fault.Fault{spell(1, 100, 110)}, traces: []Trace{at(1, 111)}, want: []uint32{0}, unjoined: 1,
+		"at the beginning, the last before it": { // those before it were of faults that are left out
+			when: AtBegin, faults: []fault.Fault{early(1, 197, 200, 300)},
+			traces: []Trace{at(1, 100), at(1, 110), at(1, 120), at(1, 199)}, want: []uint32{199}, unjoined: 3,
 		},
-		"inside the one before is not before the next": {
-			when: AtBegin, faults: []fault.Fault{spell(1, 100, 110), spell(1, 112, 120)}, traces: []Trace{at(1, 98), at(1, 109)}, want: []uint32{109, 0}, unjoined: 1,
+		"at the beginning, inside it": {
+			when: AtBegin, faults: []fault.Fault{early(1, 97, 100, 110)}, traces: []Trace{at(1, 101)}, want: []uint32{0}, unjoined: 1,
+		},
+		"at the beginning, of one that was left out": {
+			when: AtBegin, faults: []fault.Fault{early(1, 97, 100, 110), early(1, 115, 117, 120)},
+			traces: []Trace{at(1, 98), at(1, 112)}, want: []uint32{98, 0}, unjoined: 1,
+		},
+		"at the beginning of a long one": {
+			when: AtBegin, faults: []fault.Fault{early(1, 97, 100, 5000000)}, traces: []Trace{at(1, 98)}, want: []uint32{98},
 		},
 		"nothing": {},
 	} {
@@ -93,19 +118,70 @@ func TestJoin(t *testing.T) {
 func TestJoinHolds(t *testing.T) {
 	j := NewJoiner(AtEnd)
 	hold := uint64(j.Hold.Microseconds())
-	f := spell(1, 1000, 1010)
+	f := asked(1, 1000, 1010)
 	j.AddFault(&f)
 	if got := j.Take((1010+hold)*1000-1, nil); got != nil {
 		t.Fatalf("given out before its time: %v", lines(got))
 	}
-	j.AddTrace(at(1, 1005))
-	if got := lines(j.Take((1010+hold)*1000, nil)); !slices.Equal(got, []uint32{1005}) {
+	j.AddTrace(at(1, 1011))
+	if got := lines(j.Take((1010+hold)*1000, nil)); !slices.Equal(got, []uint32{1011}) {
 		t.Fatalf("given out with %v, want the trace", got)
 	}
-	j.AddTrace(at(1, 1006))
-	j.Take((1010+3*hold)*1000, nil)
+	j.AddTrace(at(1, 1012))
+	j.Take((1012+uint64(j.Keep.Microseconds()))*1000, nil)
 	if c := j.Counts(); c.Unjoined != 1 || c.With != 1 {
 		t.Errorf("counts are %+v, want one with its trace and one late trace", c)
+	}
+}
+
+// A trace may come before the record that it belongs to.
+func TestJoinKnowsOfLaterFaults(t *testing.T) {
+	j := NewJoiner(AtEnd)
+	j.MaxFaults = 0
+	f := asked(1, 1000, 1010)
+	j.AddFault(&f)
+	j.AddTrace(at(1, 1020)) // of a fault that ended at 1019
+	if got := lines(j.Take(1015*1000, nil)); !slices.Equal(got, []uint32{0}) {
+		t.Errorf("given out with %v, want no trace", got)
+	}
+	f = asked(1, 1012, 1019)
+	j.AddFault(&f)
+	if got := lines(j.Take(31020*1000, nil)); !slices.Equal(got, []uint32{1020}) {
+		t.Errorf("given out with %v, want the trace", got)
+	}
+}
+
+// Where order does not matter nobody waits for others.
+func TestJoinUnordered(t *testing.T) {
+	j := NewJoiner(AtEnd)
+	j.Unordered, j.Hold, j.MaxFaults = true, 2*time.Second, 3
+	for i := range uint64(3) {
+		f := asked(uint32(i), 1000, 1010+i)
+		j.AddFault(&f)
+	}
+	j.AddTrace(at(1, 1012))
+	if got := lines(j.Take(100000*1000, nil)); !slices.Equal(got, []uint32{1012}) {
+		t.Fatalf("given out with %v, want the one whose trace is there", got)
+	}
+	// Two of a thread, whose traces have come just now.
+	j.AddTrace(at(0, 149995))
+	f := asked(0, 149990, 149994)
+	j.AddFault(&f)
+	if got := lines(j.Take(150000*1000, nil)); len(got) != 0 {
+		t.Fatalf("given out with %v, though another record may be about to come", got)
+	}
+	if got := lines(j.Take(170000*1000, nil)); !slices.Equal(got, []uint32{149995}) {
+		t.Fatalf("given out with %v, want the one whose trace is there", got)
+	}
+	j.AddTrace(at(0, 1013))
+	if got := lines(j.Take(190000*1000, nil)); !slices.Equal(got, []uint32{1013}) {
+		t.Fatalf("given out with %v, want the one whose trace is there", got)
+	}
+	if got := lines(j.Take(3000000*1000, nil)); !slices.Equal(got, []uint32{0}) {
+		t.Fatalf("given out with %v, want the last one without", got)
+	}
+	if c := j.Counts(); c.Faults != 4 || c.With != 3 || c.Early != 0 || c.Unjoined != 0 {
+		t.Errorf("counts are %+v", c)
 	}
 }
 
@@ -113,23 +189,23 @@ func TestJoinIsBounded(t *testing.T) {
 	j := NewJoiner(AtEnd)
 	j.MaxFaults, j.MaxTraces = 10, 8
 	for i := range uint64(100) {
-		f := spell(uint32(i), 1000+i*10, 1005+i*10)
+		f := asked(uint32(i), 1000+i*10, 1005+i*10)
 		j.AddFault(&f)
-		j.AddTrace(at(uint32(i), 1002+i*10))
+		j.AddTrace(at(uint32(i), 1006+i*10))
 	}
 	if got := lines(j.Take(0, nil)); len(got) != 90 {
 		t.Errorf("%d faults were given out early, want 90", len(got))
 	}
 	got := lines(j.Flush(nil))
-	if want := uint32(1002 + 99*10); len(got) != 10 || got[9] != want {
+	if want := uint32(1006 + 99*10); len(got) != 10 || got[9] != want {
 		t.Errorf("the last faults have %v, want 10 that end in %d", got, want)
 	}
 	c := j.Counts()
 	if c.Early != 90 || c.Unjoined+c.With != 100 {
 		t.Errorf("counts are %+v, want 90 early and 100 traces", c)
 	}
-	if len(j.threads) != 0 || j.traces != 0 {
-		t.Errorf("%d threads and %d traces are left", len(j.threads), j.traces)
+	if len(j.traces) != 0 || j.waiting != 0 {
+		t.Errorf("traces of %d threads are left, %d in all", len(j.traces), j.waiting)
 	}
 }
 
@@ -146,12 +222,15 @@ func TestJoinOrderDoesNotMatter(t *testing.T) {
 			now = begin + 1 + random.Uint64N(30)
 			f := spell(tid, begin, now)
 			f.CPU = uint32(len(faults))
-			faults = append(faults, f)
 			switch taken := now + random.Uint64N(2); random.Uint64N(3) {
 			case 0:
+				f.Sampled = f.End
 				traces = append(traces, at(tid, taken))
 				want[uint64(f.CPU)] = uint32(taken)
+			case 1: // its trace is lost
+				f.Sampled = f.End
 			}
+			faults = append(faults, f)
 			now++
 		}
 	}

@@ -176,8 +176,25 @@ func need(t *testing.T, program string) string {
 	return path
 }
 
+// record opens the hook that asks for stacks.
+func record(t *testing.T, u *Unwinder, opt kernel.Options) *kernel.Live {
+	t.Helper()
+	opt.Unwinder = u.Shared()
+	f, _ := kernel.Probe(opt.Hook)
+	plans, err := f.Plans(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live, err := kernel.Open(plans[0], opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { live.Close() })
+	return live
+}
+
 // open loads the unwinder for the best hook that works here.
-func open(t *testing.T, o Options) (*Unwinder, kernel.Plan) {
+func open(t *testing.T, o Options) (*Unwinder, kernel.Hook) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("the unwinder needs root")
@@ -187,7 +204,7 @@ func open(t *testing.T, o Options) (*Unwinder, kernel.Plan) {
 	if err != nil || plans[0].Hook == kernel.Perf {
 		t.Skipf("no BPF hook works here: %v", err)
 	}
-	if plans[0].Hook != kernel.Tracepoint {
+	if plans[0].Hook.UnwindsAtBegin() {
 		o.When = AtBegin
 	}
 	u, err := Open(o)
@@ -195,11 +212,11 @@ func open(t *testing.T, o Options) (*Unwinder, kernel.Plan) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { u.Close() })
-	return u, plans[0]
+	return u, plans[0].Hook
 }
 
 // trace runs a command with a hook and the unwinder and joins what they say.
-func trace(t *testing.T, u *Unwinder, plan kernel.Plan, command ...string) []Joined {
+func trace(t *testing.T, u *Unwinder, hook kernel.Hook, command ...string) []Joined {
 	t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", `read _; exec "$@"`, "sh"}, command...)...)
 	cmd.Stderr = os.Stderr
@@ -211,16 +228,7 @@ func trace(t *testing.T, u *Unwinder, plan kernel.Plan, command ...string) []Joi
 		t.Fatal(err)
 	}
 	pid := uint32(cmd.Process.Pid)
-	opt := kernel.Options{Filter: fault.Filter{PIDs: []uint32{pid}}}
-	live, err := kernel.Open(plan, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer live.Close()
-	if err := u.Want(pid); err != nil {
-		t.Fatal(err)
-	}
-
+	live := record(t, u, kernel.Options{Hook: hook, Filter: fault.Filter{PIDs: []uint32{pid}}})
 	j := NewJoiner(u.sampler.options.When)
 	j.MaxFaults, j.MaxTraces = 1<<20, 1<<20
 	traced := make(chan []Trace)
@@ -354,18 +362,18 @@ func TestPython(t *testing.T) {
 			continue
 		}
 		t.Run(interpreter, func(t *testing.T) {
-			u, plan := open(t, Options{Every: 1})
+			u, hook := open(t, Options{Every: 1})
 			file, in := region(t)
-			demand(t, trace(t, u, plan, interpreter, python(t), file, "1"), in, calls(fault.LangPython, pythonLine))
+			demand(t, trace(t, u, hook, interpreter, python(t), file, "1"), in, calls(fault.LangPython, pythonLine))
 		})
 	}
 }
 
 func TestPythonThreads(t *testing.T) {
 	interpreter := need(t, "/usr/bin/python3")
-	u, plan := open(t, Options{Every: 1})
+	u, hook := open(t, Options{Every: 1})
 	file, in := region(t)
-	demand(t, trace(t, u, plan, interpreter, python(t), file, "4"), in, calls(fault.LangPython, pythonLine))
+	demand(t, trace(t, u, hook, interpreter, python(t), file, "4"), in, calls(fault.LangPython, pythonLine))
 }
 
 // V8 forgets the lines of some functions that it has compiled, and those are not known
@@ -380,10 +388,10 @@ func TestNode(t *testing.T) {
 		"interpreted": {flags: []string{"--no-opt", "--no-sparkplug"}, line: 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u, plan := open(t, Options{Every: 1})
+			u, hook := open(t, Options{Every: 1})
 			text := fmt.Sprintf(nodeSource, warmPages, warmPages, nodeBuffer, touchedPages)
 			command := append(append([]string{node}, tt.flags...), source(t, "touch.js", text))
-			demand(t, trace(t, u, plan, command...), func(f *fault.Fault) bool {
+			demand(t, trace(t, u, hook, command...), func(f *fault.Fault) bool {
 				return f.VMA.End-f.VMA.Start >= nodeBuffer && f.VMA.Perm() == "rw-p" && f.Mode == fault.User
 			}, calls(fault.LangNode, tt.line))
 		})
@@ -392,9 +400,9 @@ func TestNode(t *testing.T) {
 
 func TestJava(t *testing.T) {
 	java := need(t, "java")
-	u, plan := open(t, Options{Every: 1})
+	u, hook := open(t, Options{Every: 1})
 	file, in := region(t)
-	demand(t, trace(t, u, plan, java, "-Xshare:auto", source(t, "Touch.java", fill(javaSource)), file), in, calls(fault.LangJava, 8))
+	demand(t, trace(t, u, hook, java, "-Xshare:auto", source(t, "Touch.java", fill(javaSource)), file), in, calls(fault.LangJava, 8))
 }
 
 func TestGo(t *testing.T) {
@@ -403,9 +411,9 @@ func TestGo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "touch")
 			compile(t, "go", "build", "-ldflags", flags, "-o", program, source(t, "touch.go", fill(goSource)))
-			u, plan := open(t, Options{Every: 1})
+			u, hook := open(t, Options{Every: 1})
 			file, in := region(t)
-			demand(t, trace(t, u, plan, program, file), in, calls(fault.LangGo, 13))
+			demand(t, trace(t, u, hook, program, file), in, calls(fault.LangGo, 13))
 		})
 	}
 }
@@ -425,9 +433,9 @@ func TestNative(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "touch")
 			compile(t, append(append([]string{"gcc"}, flags...), "-o", program, text)...)
 			functions := symbols(t, program)
-			u, plan := open(t, Options{Every: 1})
+			u, hook := open(t, Options{Every: 1})
 			file, in := region(t)
-			demand(t, trace(t, u, plan, program, file), in, func(s *fault.Stack) bool {
+			demand(t, trace(t, u, hook, program, file), in, func(s *fault.Stack) bool {
 				for i, want := range []string{"touch_pages", "outer", "main"} {
 					if i >= len(s.Frames) {
 						return false
@@ -471,7 +479,7 @@ func TestRate(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "storm")
 	compile(t, "gcc", "-O2", "-o", program, source(t, "storm.c", stormSource))
 	const perSecond = 1000
-	u, _ := open(t, Options{PerSecond: perSecond})
+	u, hook := open(t, Options{PerSecond: perSecond})
 	go func() {
 		for range u.Traces() {
 		}
@@ -484,9 +492,7 @@ func TestRate(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := u.Want(uint32(cmd.Process.Pid)); err != nil {
-		t.Fatal(err)
-	}
+	live := record(t, u, kernel.Options{Hook: hook, CountOnly: true, Filter: fault.Filter{PIDs: []uint32{uint32(cmd.Process.Pid)}}})
 	var before, after unix.Rusage
 	unix.Getrusage(unix.RUSAGE_SELF, &before)
 	begin := time.Now()
@@ -496,21 +502,28 @@ func TestRate(t *testing.T) {
 	}
 	seconds := time.Since(begin).Seconds()
 	unix.Getrusage(unix.RUSAGE_SELF, &after)
+	if err := live.Stop(); err != nil {
+		t.Fatal(err)
+	}
 	u.Stop()
 	c, err := u.Counts()
 	if err != nil {
 		t.Fatal(err)
 	}
+	counters, err := live.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
 	used := time.Duration(after.Utime.Nano() - before.Utime.Nano() + after.Stime.Nano() - before.Stime.Nano())
-	t.Logf("%.2f s, %v of CPU, %+v", seconds, used, c)
+	t.Logf("%.2f s, %v of CPU, %+v, %d asked for", seconds, used, c, counters.Asked)
 	// The first window takes half as many more each time it halves the rate.
 	const halvings = 20
 	window := perSecond * window.Seconds()
 	if most := window*(1+halvings/2) + 2*perSecond*seconds; float64(c.Taken) > most {
 		t.Errorf("%d stacks in %.2f s, want at most %.0f", c.Taken, seconds, most)
 	}
-	if c.Seen < 200000 || c.Taken == 0 {
-		t.Errorf("%d stacks of %d faults, want some of 200000", c.Taken, c.Seen)
+	if counters.Seen < 200000 || c.Taken == 0 || counters.Asked != c.Taken {
+		t.Errorf("%d stacks, asked for %d of %d faults, want some of 200000", c.Taken, counters.Asked, counters.Seen)
 	}
 }
 
@@ -532,7 +545,7 @@ int main(void)
 // What Close leaves behind would grow with each trace of a long-running process.
 func TestCloseLeavesNothing(t *testing.T) {
 	before := runtime.NumGoroutine()
-	u, _ := open(t, Options{All: true})
+	u, _ := open(t, Options{})
 	time.Sleep(300 * time.Millisecond)
 	if err := u.Close(); err != nil {
 		t.Fatal(err)

@@ -15,9 +15,28 @@ import (
 
 type sampleCounts struct {
 	_      structs.HostLayout
-	Seen   uint64
 	Taken  uint64
 	Failed uint64
+}
+
+type sampleMeeting struct {
+	_       structs.HostLayout
+	Tid     uint32
+	Pad     uint32
+	Time    uint64
+	Address uint64
+}
+
+type samplePace struct {
+	_      structs.HostLayout
+	Every  uint64
+	Window uint64
+	Budget uint64
+	Begun  uint64
+	Taken  uint64
+	Weight uint64
+	Limit  uint64
+	Rate   uint64
 }
 
 type sampleProcess struct {
@@ -25,8 +44,7 @@ type sampleProcess struct {
 	ExecVm uint64
 	DataVm uint64
 	Looked uint64
-	Looks  uint32
-	_      [4]byte
+	Looks  uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -34,19 +52,13 @@ type sampleProcess struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	sampleMapEntry        = "entry"
+	sampleMapPacing       = "pacing"
 	sampleMapProcesses    = "processes"
+	sampleMapRendezvous   = "rendezvous"
 	sampleMapReportedPids = "reported_pids"
 	sampleMapTally        = "tally"
 	sampleProgTakeStack   = "take_stack"
-	sampleVarBudget       = "budget"
-	sampleVarEvery        = "every"
-	sampleVarEveryone     = "everyone"
-	sampleVarRate         = "rate"
-	sampleVarWindow       = "window"
-	sampleVarWindowLimit  = "window_limit"
-	sampleVarWindowStart  = "window_start"
-	sampleVarWindowTaken  = "window_taken"
-	sampleVarWindowWeight = "window_weight"
+	sampleVarUnwinding    = "unwinding"
 )
 
 // loadSample returns the embedded CollectionSpec for sample.
@@ -99,7 +111,9 @@ type sampleProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sampleMapSpecs struct {
 	Entry        *ebpf.MapSpec `ebpf:"entry"`
+	Pacing       *ebpf.MapSpec `ebpf:"pacing"`
 	Processes    *ebpf.MapSpec `ebpf:"processes"`
+	Rendezvous   *ebpf.MapSpec `ebpf:"rendezvous"`
 	ReportedPids *ebpf.MapSpec `ebpf:"reported_pids"`
 	Tally        *ebpf.MapSpec `ebpf:"tally"`
 }
@@ -108,15 +122,7 @@ type sampleMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sampleVariableSpecs struct {
-	Budget       *ebpf.VariableSpec `ebpf:"budget"`
-	Every        *ebpf.VariableSpec `ebpf:"every"`
-	Everyone     *ebpf.VariableSpec `ebpf:"everyone"`
-	Rate         *ebpf.VariableSpec `ebpf:"rate"`
-	Window       *ebpf.VariableSpec `ebpf:"window"`
-	WindowLimit  *ebpf.VariableSpec `ebpf:"window_limit"`
-	WindowStart  *ebpf.VariableSpec `ebpf:"window_start"`
-	WindowTaken  *ebpf.VariableSpec `ebpf:"window_taken"`
-	WindowWeight *ebpf.VariableSpec `ebpf:"window_weight"`
+	Unwinding *ebpf.VariableSpec `ebpf:"unwinding"`
 }
 
 // sampleObjects contains all objects after they have been loaded into the kernel.
@@ -140,7 +146,9 @@ func (o *sampleObjects) Close() error {
 // It can be passed to loadSampleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sampleMaps struct {
 	Entry        *ebpf.Map `ebpf:"entry"`
+	Pacing       *ebpf.Map `ebpf:"pacing"`
 	Processes    *ebpf.Map `ebpf:"processes"`
+	Rendezvous   *ebpf.Map `ebpf:"rendezvous"`
 	ReportedPids *ebpf.Map `ebpf:"reported_pids"`
 	Tally        *ebpf.Map `ebpf:"tally"`
 }
@@ -148,7 +156,9 @@ type sampleMaps struct {
 func (m *sampleMaps) Close() error {
 	return _SampleClose(
 		m.Entry,
+		m.Pacing,
 		m.Processes,
+		m.Rendezvous,
 		m.ReportedPids,
 		m.Tally,
 	)
@@ -158,15 +168,7 @@ func (m *sampleMaps) Close() error {
 //
 // It can be passed to loadSampleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sampleVariables struct {
-	Budget       *ebpf.Variable `ebpf:"budget"`
-	Every        *ebpf.Variable `ebpf:"every"`
-	Everyone     *ebpf.Variable `ebpf:"everyone"`
-	Rate         *ebpf.Variable `ebpf:"rate"`
-	Window       *ebpf.Variable `ebpf:"window"`
-	WindowLimit  *ebpf.Variable `ebpf:"window_limit"`
-	WindowStart  *ebpf.Variable `ebpf:"window_start"`
-	WindowTaken  *ebpf.Variable `ebpf:"window_taken"`
-	WindowWeight *ebpf.Variable `ebpf:"window_weight"`
+	Unwinding *ebpf.Variable `ebpf:"unwinding"`
 }
 
 // samplePrograms contains all programs after they have been loaded into the kernel.

@@ -113,17 +113,8 @@ func (s *sampler) loadOwn(reported *ebpf.Map) error {
 	if err != nil {
 		return err
 	}
-	o := s.options
-	for name, value := range map[string]any{
-		sampleVarEveryone:    o.All,
-		sampleVarEvery:       o.Every,
-		sampleVarWindow:      uint64(window.Nanoseconds()),
-		sampleVarBudget:      max(2, uint64(o.PerSecond)*uint64(window.Milliseconds())/1000),
-		sampleVarWindowLimit: max(2, uint64(o.PerSecond)*uint64(window.Milliseconds())/1000),
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("setting %s: %w", name, err)
-		}
+	if err := spec.Variables[sampleVarUnwinding].Set(uint8(s.options.When) + 1); err != nil {
+		return fmt.Errorf("setting %s: %w", sampleVarUnwinding, err)
 	}
 	// The library chooses how many it keeps.
 	spec.Maps[sampleMapReportedPids].MaxEntries = reported.MaxEntries()
@@ -137,7 +128,19 @@ func (s *sampler) loadOwn(reported *ebpf.Map) error {
 	if err := s.objects.Entry.Update(uint32(0), s.entry, ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("connecting the sampler: %w", err)
 	}
+	budget := max(2, uint64(s.options.PerSecond)*uint64(window.Milliseconds())/1000)
+	pace := samplePace{Every: uint64(s.options.Every), Window: uint64(window.Nanoseconds()), Budget: budget, Limit: budget, Rate: 1}
+	if err := s.objects.Pacing.Update(uint32(0), pace, ebpf.UpdateAny); err != nil {
+		return fmt.Errorf("setting the rate of stacks: %w", err)
+	}
 	return nil
+}
+
+// shared are the maps of bpf/rendezvous.h, by name.
+func (s *sampler) shared() map[string]*ebpf.Map {
+	return map[string]*ebpf.Map{
+		sampleMapRendezvous: s.objects.Rendezvous, sampleMapPacing: s.objects.Pacing, sampleMapProcesses: s.objects.Processes,
+	}
 }
 
 // attach opens the events of cpus.
@@ -244,13 +247,14 @@ func (s *sampler) counts() (Counts, error) {
 	}
 	c := Counts{Every: uint64(s.options.Every)}
 	for _, n := range perCPU {
-		c.Seen += n.Seen
 		c.Taken += n.Taken
 	}
 	if c.Every == 0 {
-		if err := s.objects.Rate.Get(&c.Every); err != nil {
+		var pace samplePace
+		if err := s.objects.Pacing.Lookup(uint32(0), &pace); err != nil {
 			return Counts{}, fmt.Errorf("reading the rate of stacks: %w", err)
 		}
+		c.Every = pace.Rate
 	}
 	var dropped []uint64
 	id := uint32(slices.Index(support.MetricsTranslation, metrics.IDBPFRingbufOutputErr))

@@ -61,8 +61,9 @@ var langs = map[libpf.InterpreterType]fault.Lang{
 // interner keeps one Stack of each and the paths of files, both bounded. Stacks belong to
 // the goroutine that names traces; paths come from the one that looks at processes.
 type interner struct {
-	seed   maphash.Seed
-	stacks map[uint64]*interned
+	seed maphash.Seed
+	// stacks and, in older, those that have not been met since stacks was begun.
+	stacks, older map[uint64]*interned
 
 	mu    sync.Mutex
 	paths map[libpf.FrameMappingFile]string
@@ -76,9 +77,10 @@ type interned struct {
 	stack  *fault.Stack
 }
 
-// keptStacks and keptPaths bound memory: about 2 KiB and 100 bytes each.
+// keptStacks, of which there are two times as many, and keptPaths bound memory: about 2 KiB
+// and 100 bytes each.
 const (
-	keptStacks = 16384
+	keptStacks = 8192
 	keptPaths  = 65536
 )
 
@@ -125,16 +127,26 @@ func (in *interner) stack(kernel []uint64, frames libpf.Frames, lines []uint32) 
 		maphash.WriteComparable(&h, l)
 	}
 	sum := h.Sum64()
-	if k := in.stacks[sum]; k != nil && slices.Equal(k.kernel, kernel) && slices.Equal(k.frames, frames) && slices.Equal(k.lines, lines) {
+	k := in.stacks[sum]
+	if k.is(kernel, frames, lines) {
 		return k.stack
 	}
-	if len(in.stacks) >= keptStacks {
-		clear(in.stacks)
+	if k = in.older[sum]; !k.is(kernel, frames, lines) {
+		k = &interned{slices.Clone(kernel), slices.Clone(frames), lines, in.make(kernel, frames, lines)}
 	}
-	s := in.make(kernel, frames, lines)
-	in.stacks[sum] = &interned{slices.Clone(kernel), slices.Clone(frames), lines, s}
-	return s
+	if len(in.stacks) >= keptStacks {
+		in.stacks, in.older = map[uint64]*interned{}, in.stacks
+	}
+	in.stacks[sum] = k
+	return k.stack
 }
+
+func (k *interned) is(kernel []uint64, frames libpf.Frames, lines []uint32) bool {
+	return k != nil && slices.Equal(k.kernel, kernel) && slices.Equal(k.frames, frames) && slices.Equal(k.lines, lines)
+}
+
+// shim is the frame by which C code has called Python in 3.12, which nobody has written.
+const shim = "<interpreter trampoline>"
 
 func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *fault.Stack {
 	s := &fault.Stack{Frames: make([]fault.Frame, 0, len(frames))}
@@ -149,9 +161,15 @@ func (in *interner) make(kernel []uint64, frames libpf.Frames, lines []uint32) *
 			frame.Addr = kernel[i]
 		}
 		if frame.Lang == fault.LangPython && lines != nil {
-			frame.Line = 0
+			line := uint32(0)
 			if len(lines) > 0 {
-				frame.Line, lines = lines[0], lines[1:]
+				line, lines = lines[0], lines[1:]
+			}
+			if line != unchanged {
+				frame.Line = line
+			}
+			if frame.Func == shim {
+				continue
 			}
 		}
 		s.Frames = append(s.Frames, frame)
@@ -211,7 +229,7 @@ func (u *Unwinder) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEvent
 		Time: uint64(raw.KTime),
 		PID:  uint32(meta.PID), TID: uint32(meta.TID), CPU: uint32(meta.CPU),
 		Comm:  fault.MakeComm(meta.Comm.String()),
-		Stack: u.stacks.stack(kernel, trace.Frames, u.python310.lines(raw, trace.Frames)),
+		Stack: u.stacks.stack(kernel, trace.Frames, u.pythonLines.lines(raw, trace.Frames)),
 	}
 	u.got.Add(1)
 	if t.Stack.End == fault.StackIncomplete || t.Stack.End == fault.StackNone {

@@ -41,8 +41,6 @@ const (
 // Options are what Open can be told.
 type Options struct {
 	When When
-	// All takes stacks of all processes, else only those of [Unwinder.Want] have any.
-	All bool
 	// Every takes the stack of one fault in so many, chosen by chance; 0 adapts the number to
 	// how fast faults come.
 	Every uint32
@@ -57,7 +55,7 @@ const DefaultPerSecond = 2000
 const (
 	// pollInterval is how often the library reads its ring buffer.
 	pollInterval = 20 * time.Millisecond
-	// window is how long an adapted rate stays; see bpf/unwind.bpf.c.
+	// window is how long an adapted rate stays; see bpf/rendezvous.h.
 	window = 500 * time.Millisecond
 	// ringBytes is the size of the ring buffer of stacks, which take 0.5 to 24 KiB.
 	ringBytes = 16 << 20
@@ -81,8 +79,9 @@ type Trace struct {
 
 // Counts are sums since Open.
 type Counts struct {
-	// Seen are page faults of wanted processes, Taken those that were to have a stack.
-	Seen, Taken uint64
+	// Taken is how often a stack was begun. With AtBegin some of them are of faults that do not
+	// match the filters.
+	Taken uint64
 	// Got have come as a Trace, and of these Aborted could not be unwound to the end, since
 	// the library did not know the process or its code (yet).
 	Got, Aborted uint64
@@ -99,12 +98,12 @@ func (c Counts) Missing() uint64 { return c.Taken - min(c.Taken, c.Got+c.Dropped
 
 // Unwinder takes stacks. Its methods may be called from any goroutine.
 type Unwinder struct {
-	tracer    *tracer.Tracer
-	sampler   *sampler
-	traces    chan Trace
-	raw       chan *libpf.EbpfTrace
-	stacks    *interner
-	python310 *python310
+	tracer      *tracer.Tracer
+	sampler     *sampler
+	traces      chan Trace
+	raw         chan *libpf.EbpfTrace
+	stacks      *interner
+	pythonLines *pythonLines
 
 	// current is what the library is naming: it calls back without the raw trace.
 	current      *libpf.EbpfTrace
@@ -127,11 +126,11 @@ func (intervals) TracePollInterval() time.Duration     { return pollInterval }
 func (intervals) PIDCleanupInterval() time.Duration    { return time.Minute }
 func (intervals) ExecutableUnloadDelay() time.Duration { return 5 * time.Minute }
 
-// Open loads the unwinder and begins to take stacks, of the processes that o or
-// [Unwinder.Want] names. It takes a second or two. The error is one line that says why
+// Open loads the unwinder, which takes the stacks that the programs which share
+// [Unwinder.Shared] ask for. It takes a second or two. The error is one line that says why
 // this machine cannot: the caller falls back to stacks by frame pointers.
 func Open(o Options) (*Unwinder, error) {
-	if err := supported(); err != nil {
+	if err := Supported(); err != nil {
 		return nil, err
 	}
 	if o.PerSecond == 0 {
@@ -187,7 +186,7 @@ func (u *Unwinder) start(syncing context.Context) error {
 	if err := u.tracer.Enable(u.closing, u.sampler); err != nil {
 		return err
 	}
-	u.python310 = newPython310(u.sampler.pythons)
+	u.pythonLines = newPythonLines(u.sampler.pythons)
 	if err := u.tracer.StartMapMonitors(u.closing, u.raw); err != nil {
 		return err
 	}
@@ -211,8 +210,10 @@ func (u *Unwinder) followCPUs() {
 	}
 }
 
-// supported says what the library would find missing, or would say less well.
-func supported() error {
+// Supported says in one line what the library would find missing, or would say less well. It
+// loads nothing, so that Open may fail nevertheless. The error is [unix.EPERM] where
+// RLIMIT_MEMLOCK is in the way.
+func Supported() error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root")
 	}
@@ -249,14 +250,9 @@ func loadError(err error) error {
 	return fmt.Errorf("loading the unwinder: %s", text)
 }
 
-// Want takes stacks of the process pid, and of the children that it has from now on.
-func (u *Unwinder) Want(pid uint32) error {
-	err := u.sampler.objects.Processes.Update(pid, sampleProcess{}, ebpf.UpdateNoExist)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-		return fmt.Errorf("taking stacks of process %d: %w", pid, err)
-	}
-	return nil
-}
+// Shared are the maps in which the unwinder and the programs that record faults meet, by the
+// names of bpf/rendezvous.h. They belong to the unwinder.
+func (u *Unwinder) Shared() map[string]*ebpf.Map { return u.sampler.shared() }
 
 // Traces has the stacks, roughly in the order in which they were taken. A reader that is too slow
 // makes the kernel drop stacks, which is counted. It is closed by Stop or Close.

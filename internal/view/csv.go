@@ -10,7 +10,7 @@ func (e *Encoder) appendCSVHeader(b []byte) []byte {
 	for i := range e.columns {
 		e.cells[i] = e.columns[i].csvName()
 	}
-	return e.appendRow(b)
+	return e.appendRow(b, "stack", "mapper")
 }
 
 func (e *Encoder) appendCSV(b []byte, f *fault.Fault) []byte {
@@ -23,13 +23,28 @@ func (e *Encoder) appendCSV(b []byte, f *fault.Fault) []byte {
 		}
 		e.cells[i] = string(c.raw(e, room[:0], f))
 	}
-	return e.appendRow(b)
+	var stack, mapper string
+	if e.opts.Stacks {
+		stack = inert(foldedStack(f.Stack))
+	}
+	if e.opts.Mappers {
+		mapper = inert(foldedStack(f.Mapper))
+	}
+	return e.appendRow(b, stack, mapper)
 }
 
-// appendRow lets encoding/csv quote the cells. Writing to memory cannot fail.
-func (e *Encoder) appendRow(b []byte) []byte {
+// appendRow lets encoding/csv quote the cells and, behind them, stacks if they are shown.
+// Writing to memory cannot fail.
+func (e *Encoder) appendRow(b []byte, stack, mapper string) []byte {
+	cells := e.cells
+	if e.opts.Stacks {
+		cells = append(cells, stack)
+	}
+	if e.opts.Mappers {
+		cells = append(cells, mapper)
+	}
 	e.rows.Reset()
-	_ = e.csv.Write(e.cells)
+	_ = e.csv.Write(cells)
 	e.csv.Flush()
 	return append(b, e.rows.Bytes()...)
 }

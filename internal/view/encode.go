@@ -32,8 +32,11 @@ type Options struct {
 	Width int
 	// Color marks major faults with terminal attributes.
 	Color bool
-	// Stacks adds the stack of each record to text and JSON.
+	// Stacks adds the stack of each record.
 	Stacks bool
+	// StackDepth is how many frames of a stack are in text, the innermost; 0 is all. CSV and
+	// JSON have all of them.
+	StackDepth int
 	// Mappers adds the stack of the call that has mapped the memory.
 	Mappers bool
 	// Location of the clock in text; nil is the local one.

@@ -52,6 +52,22 @@ func AppendFolded(b []byte, p *fault.Profile, v Value) []byte {
 	return b
 }
 
+// foldedStack is the frames of one stack as a line has them, the innermost last, without the
+// process; empty if it was not taken.
+func foldedStack(s *fault.Stack) string {
+	if !aggregate.HasStack(s) {
+		return ""
+	}
+	var names []string
+	if end := aggregate.EndName(s.End); end != "" {
+		names = append(names, end)
+	}
+	for _, f := range slices.Backward(s.Frames) {
+		names = append(names, foldedName(&f))
+	}
+	return strings.Join(names, ";")
+}
+
 func foldedName(f *fault.Frame) string {
 	name := shownFrame(f)
 	if f.Line > 0 {

@@ -55,7 +55,7 @@ func TestProfileGolden(t *testing.T) {
 
 	var text, lines []byte
 	for i := range p.Samples {
-		text = append(appendStackText(text, p.Stacks.Stack(p.Samples[i].Stack)), '\n')
+		text = append(appendStackText(text, p.Stacks.Stack(p.Samples[i].Stack), 0), '\n')
 		lines = append(append(appendStackJSON(append(lines, `{"type":"fault"`...), "stack", p.Stacks.Stack(p.Samples[i].Stack)), `}`...), 10)
 	}
 	golden(t, "stack.text", text)
@@ -67,7 +67,7 @@ func TestProfileHostileNames(t *testing.T) {
 	p := stacks()
 	for form, b := range map[string][]byte{
 		"folded": AppendFolded(nil, p, Bytes), "speedscope": AppendSpeedscope(nil, p), "svg": AppendSVG(nil, p, Faults), "flame": appendFlameData(nil, p, p),
-		"stack": appendStackText(nil, p.Stacks.Stack(p.Samples[len(p.Samples)-5].Stack)), "JSON": appendStackJSON(nil, "stack", p.Stacks.Stack(p.Samples[len(p.Samples)-5].Stack)),
+		"stack": appendStackText(nil, p.Stacks.Stack(p.Samples[len(p.Samples)-5].Stack), 0), "JSON": appendStackJSON(nil, "stack", p.Stacks.Stack(p.Samples[len(p.Samples)-5].Stack)),
 	} {
 		if !utf8.Valid(b) {
 			t.Errorf("%s is not UTF-8", form)

@@ -14,19 +14,22 @@ import (
 	"faultsnoop/internal/fault"
 )
 
+// givePprof is the remedy for what is no such profile.
+const givePprof = "give one that faultsnoop flame --format pprof has written, as no other format is read"
+
 // ReadPprof reads what [AppendPprof] has written. What that format has no place for, such as
 // languages, is unknown.
 func ReadPprof(r io.Reader) (*fault.Profile, error) {
 	in, err := profile.Parse(r)
 	if err != nil {
-		return nil, fmt.Errorf("reading a profile: %w", err)
+		return nil, fmt.Errorf("reading a profile: %w: %s", err, givePprof)
 	}
 	types := make([]string, len(in.SampleType))
 	for i, t := range in.SampleType {
 		types[i] = t.Type
 	}
 	if !slices.Equal(types, []string{"faults", "time", "bytes"}) {
-		return nil, errors.New("reading a profile: it is not of page faults: give one that faultsnoop flame --format pprof has written")
+		return nil, errors.New("reading a profile: it is not of page faults: " + givePprof)
 	}
 	p := &fault.Profile{Session: &fault.Session{}, Begin: time.Unix(0, in.TimeNanos), Duration: time.Duration(in.DurationNanos)}
 	if len(in.Comments) > 0 {

@@ -13,17 +13,21 @@ import (
 	"faultsnoop/internal/fault"
 )
 
-// appendStackText appends the frames of a stack, one a line, the innermost first, and after
-// them why there are no more if that is not the outermost.
-func appendStackText(b []byte, s *fault.Stack) []byte {
+// appendStackText appends the innermost frames of a stack, depth of them or all if that is
+// 0, one a line, and after them how many more there are and why, if the last is not the outermost.
+func appendStackText(b []byte, s *fault.Stack, depth int) []byte {
 	const indent = "    "
 	if !aggregate.HasStack(s) {
 		b = append(b, indent...)
 		b = append(b, aggregate.NoStack...)
 		return append(b, '\n')
 	}
-	for i := range s.Frames {
-		f := &s.Frames[i]
+	frames := s.Frames
+	if depth > 0 && len(frames) > depth {
+		frames = frames[:depth]
+	}
+	for i := range frames {
+		f := &frames[i]
 		b = append(b, indent...)
 		b = append(b, '#')
 		n := len(b)
@@ -35,6 +39,10 @@ func appendStackText(b []byte, s *fault.Stack) []byte {
 		}
 		b = appendPlace(b, f)
 		b = append(b, '\n')
+	}
+	if more := len(s.Frames) - len(frames); more > 0 {
+		b = append(append(b, indent...), "... "...)
+		b = append(append(b, plural(uint64(more), "more frame")...), '\n')
 	}
 	if end := aggregate.EndName(s.End); end != "" {
 		b = append(b, indent...)
@@ -87,10 +95,14 @@ func frameName(f *fault.Frame) (name, offset string) {
 	switch {
 	case f.Func != "":
 		return f.Func, ""
+	case f.Module != "" && f.Offset == 0 && f.Addr == 0:
+		return path.Base(f.Module), "" // where in it is not known
 	case f.Module != "":
 		return path.Base(f.Module), "+0x" + strconv.FormatUint(f.Offset, 16)
 	case f.Addr != 0:
 		return "", "0x" + strconv.FormatUint(f.Addr, 16)
+	case f.Lang != fault.LangUnknown:
+		return "[" + f.Lang.String() + "]", ""
 	}
 	return "[unknown]", ""
 }

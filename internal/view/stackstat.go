@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
-	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -38,10 +36,10 @@ func (s *Stat) topStacks(t *aggregate.StackTable) (rows []aggregate.StackRow, re
 	return rows, rest, hidden
 }
 
-// appendStackTable appends a table for people. Its columns are those of all others; what
-// stacks do not tell is unknown.
+// appendStackTable appends a table for people. Its columns are those of all others, but for
+// the longest fault, which is not counted by stack.
 func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []byte {
-	const head = "     FAULTS      MAJOR   TIME  SHARE    MAX     MAPPED  "
+	const head = "     FAULTS      MAJOR   TIME  SHARE     MAPPED  "
 	b = append(append(b, '\n'), head...)
 	b = append(b, stackTitles[t.By]...)
 	if t.SkipRuntime {
@@ -64,7 +62,7 @@ func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []
 		if c.Bytes > 0 {
 			mapped = Bytes.format(c.Bytes)
 		}
-		b = fmt.Appendf(b, "%11s %10s %6s %6s %6s %10s  ", group(c.Faults), group(c.Major), took, share, string(unknown), mapped)
+		b = fmt.Appendf(b, "%11s %10s %6s %6s %10s  ", group(c.Faults), group(c.Major), took, share, mapped)
 	}
 	rows, rest, hidden := s.topStacks(t)
 	for i := range rows {
@@ -272,13 +270,5 @@ func csvName(t *aggregate.StackTable, r *aggregate.StackRow) string {
 	if r.Stack == 0 {
 		return string(appendRowName(nil, t.By, &r.Frame, 0))
 	}
-	stack := t.Stacks.Stack(r.Stack)
-	var names []string
-	if end := aggregate.EndName(stack.End); end != "" {
-		names = append(names, end)
-	}
-	for _, f := range slices.Backward(stack.Frames) {
-		names = append(names, foldedName(&f))
-	}
-	return strings.Join(names, ";")
+	return foldedStack(t.Stacks.Stack(r.Stack))
 }

@@ -11,8 +11,11 @@ import (
 // Summary is what is left to say when tracing has ended.
 type Summary struct {
 	fault.Counters
-	// Printed is how many records were shown.
-	Printed  uint64
+	// Printed is how many records were shown, and of these Stacked with a stack, if Stacks were
+	// taken.
+	Printed, Stacked uint64
+	Stacks           bool
+
 	Duration time.Duration
 	Session  *fault.Session
 }
@@ -42,6 +45,11 @@ func (s *Summary) Line() string {
 	if s.Printed < s.Seen {
 		b = append(b, "; "...)
 		b = append(appendUint(b, s.Printed), " shown"...)
+	}
+	if s.Stacks {
+		b = append(b, "; "...)
+		b = append(appendUint(b, s.Stacked), " ("...)
+		b = append(append(b, percent(s.Stacked, s.Printed)...), ") of those shown with a stack"...)
 	}
 	b = append(b, "; "...)
 	b = append(appendUint(b, s.LostTotal()), " lost"...)
@@ -98,6 +106,10 @@ func (s *Summary) appendJSON(b []byte) []byte {
 	b = append(append(b, `,"failed":`...), failed...)
 	b = appendUint(append(b, `,"untimed":`...), s.Untimed)
 	b = appendUint(append(b, `,"unremembered":`...), s.Unremembered)
+	if s.Stacks {
+		b = appendUint(append(b, `,"printed":`...), s.Printed)
+		b = appendUint(append(b, `,"stacked":`...), s.Stacked)
+	}
 	b = appendUint(append(b, `,"duration_ns":`...), uint64(max(s.Duration, 0)))
 	b = append(b, `,"hook":`...)
 	b, _ = appendJSONString(b, s.Session.Hook)

@@ -45,11 +45,11 @@ func (e *Encoder) appendText(b []byte, f *fault.Fault) []byte {
 	}
 	b = append(b, '\n')
 	if e.opts.Stacks {
-		b = appendStackText(b, f.Stack)
+		b = appendStackText(b, f.Stack, e.opts.StackDepth)
 	}
 	if e.opts.Mappers {
 		b = append(b, "  mapped by\n"...)
-		b = appendStackText(b, f.Mapper)
+		b = appendStackText(b, f.Mapper, e.opts.StackDepth)
 	}
 	return b
 }

@@ -324,6 +324,13 @@ func TestSummaryLine(t *testing.T) {
 	if got, want := s.Line(), "1234 faults: 1200 minor, 34 major, 0 failed; 0 lost; 56 filtered out; 2.1 s by tracepoint"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	s.Stacks, s.Stacked = true, 617
+	if got := s.Line(); !strings.Contains(got, "; 617 (50.0%) of those shown with a stack; 0 lost") {
+		t.Errorf("with stacks it is %q", got)
+	}
+	if got := string(s.appendJSON(nil)); !strings.Contains(got, `,"printed":1234,"stacked":617,`) {
+		t.Errorf("with stacks it is %s", got)
+	}
 	s = Summary{Counters: fault.Counters{Seen: 1, Lost: []fault.Loss{{Where: "ring buffer full", Count: 2}, {Where: "unused"}}}, Session: &fault.Session{Hook: "perf"}}
 	if got, want := s.Line(), "1 fault: 0 minor, 0 major, failed ones not seen, 1 of unknown result; 0 shown; 2 lost (ring buffer full: 2); 0 filtered out; 0.0 s by perf"; got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -227,6 +227,7 @@ func fits(ctx context.Context, t *testing.T) {
 
 func TestPage(t *testing.T) {
 	ctx := browser(t, view.AppendFlame(nil, run(), nil))
+	do(ctx, t, choose("#stackless")) // the sums are of all faults
 
 	// The line that allocates, with its share.
 	want(ctx, t, "make_block alloc.py:8", "850 faults, 85.0 %")
@@ -338,6 +339,7 @@ func TestPage(t *testing.T) {
 // All can be done with the keyboard.
 func TestKeyboard(t *testing.T) {
 	ctx := browser(t, view.AppendFlame(nil, run(), nil))
+	do(ctx, t, choose("#stackless")) // the sums are of all faults
 	press := func(keys ...string) {
 		for _, key := range keys {
 			do(ctx, t, chromedp.KeyEvent(key))
@@ -373,6 +375,7 @@ func TestKeyboard(t *testing.T) {
 
 func TestDifference(t *testing.T) {
 	ctx := browser(t, view.AppendFlame(nil, run(), before()))
+	do(ctx, t, choose("#stackless")) // the sums are of all faults
 	fill := func(name string) string {
 		return eval[string](ctx, t, fmt.Sprintf(`[...document.querySelectorAll("#chart g")].find((g) => g.getAttribute("name") === %q).querySelector("rect").getAttribute("fill")`, name))
 	}
@@ -430,4 +433,46 @@ func TestLarge(t *testing.T) {
 	if took > 20_000 {
 		t.Errorf("drawing anew took %.0f ms", took)
 	}
+}
+
+// A graph that is higher than the window shows where its root is, and what a search has found.
+func TestReveal(t *testing.T) {
+	p := &fault.Profile{Session: &session, Faults: 20}
+	for _, leaf := range []string{"needle", "straw"} {
+		stack := &fault.Stack{Frames: []fault.Frame{{Func: leaf}}}
+		for i := range 120 {
+			stack.Frames = append(stack.Frames, fault.Frame{Func: fmt.Sprintf("deep%d", i)})
+		}
+		p.Samples = append(p.Samples, fault.StackSample{Stack: p.Stacks.Add(stack), Kind: fault.Anon, Faults: 10})
+	}
+	ctx := browser(t, view.AppendFlame(nil, p, nil))
+	inSight := func(name string, yes bool) {
+		t.Helper()
+		script := fmt.Sprintf(`(() => {
+			const box = [...document.querySelectorAll("#chart g")].find((g) => g.getAttribute("name") === %q).getBoundingClientRect();
+			return box.top >= document.querySelector("#search-row").getBoundingClientRect().bottom - 1 && box.bottom <= document.querySelector("#details").getBoundingClientRect().top + 1;
+		})()`, name)
+		if got := eval[bool](ctx, t, script); got != yes {
+			t.Errorf("%s is in sight: %v", name, got)
+		}
+	}
+	inSight("all", true)
+	inSight("needle", false)
+	searchFor(ctx, t, "needle")
+	inSight("needle", true)
+	inSight("all", false)
+	if got := eval[string](ctx, t, `document.querySelector("#search").value`); got != "needle" {
+		t.Errorf("the field has %q", got)
+	}
+	shot(ctx, t, "reveal")
+	searchFor(ctx, t, "deep119")
+	inSight("deep119", true)
+	do(ctx, t, choose(`input[name="layout"][value="flame"]`))
+	inSight("all", true)
+	shot(ctx, t, "reveal-flame")
+	searchFor(ctx, t, "straw")
+	inSight("straw", true)
+	inSight("all", false)
+	do(ctx, t, choose(`input[name="layout"][value="icicle"]`))
+	inSight("all", true)
 }

@@ -70,6 +70,7 @@ function offerChoices() {
     radio.addEventListener("change", () => {
       state.inverted = radio.value === "icicle";
       redraw({});
+      reveal((d) => d === root);
     });
   }
   element("widths").hidden = element("colours").hidden = !differential;
@@ -112,6 +113,7 @@ function offerChoices() {
     state.term = event.target.value.toLowerCase();
     search();
     update();
+    reveal((d) => d.highlight);
   });
   element("controls").addEventListener("submit", (event) => event.preventDefault());
 }
@@ -156,6 +158,8 @@ const chart = flamegraph()
     zoomed = d === root ? null : d;
     decorate();
     focus(d, false);
+    // The graph's new height moves the root of a flame.
+    if (!state.inverted) setTimeout(() => reveal((other) => other === d), 2 * chart.transitionDuration());
   });
 
 // changeOf is by how much the share of the whole has grown since the other run.
@@ -245,6 +249,25 @@ function search() {
 function matches(frame) {
   const place = frame.line ? `${frame.file}:${frame.line}` : frame.file;
   return [frame.name, place, frame.module].some((text) => text.toLowerCase().includes(state.term));
+}
+
+// reveal scrolls to the nearest of the frames that are wanted, unless one is in sight.
+function reveal(wanted) {
+  const top = element("search-row").offsetHeight;
+  const bottom = innerHeight - element("details").offsetHeight;
+  let nearest = Infinity;
+  let by = 0;
+  for (const g of element("chart").querySelectorAll("g")) {
+    if (!wanted(select(g).datum())) continue;
+    const box = g.getBoundingClientRect();
+    const above = top - box.top;
+    const below = box.bottom - bottom;
+    const distance = Math.max(above, below, 0);
+    if (distance >= nearest) continue;
+    nearest = distance;
+    by = distance === 0 ? 0 : above > 0 ? -above : below;
+  }
+  if (by !== 0) scrollBy(0, by);
 }
 
 // ---- one frame
