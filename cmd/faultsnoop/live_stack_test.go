@@ -692,6 +692,7 @@ func TestFullStacks(t *testing.T) {
 			ways := pythonWays(t, p)
 			var stacked, right [5]int
 			wrong := map[string]int{}
+			known := false // first stacks are of the interpreter's own code: they make the unwinder look
 			for _, f := range faults {
 				if f.VMA == nil || words(f.VMA.Path) != files[i] {
 					continue
@@ -700,6 +701,9 @@ func TestFullStacks(t *testing.T) {
 					continue
 				}
 				python := slices.DeleteFunc(slices.Clone(f.Stack), func(f liveFrame) bool { return words(f.Lang) != "python" })
+				if known = known || len(python) > 0; !known {
+					continue
+				}
 				if strings.Contains(p, "/3.10.") && len(python) > 0 && python[0].Line == nil {
 					continue // of its first stacks no line can be known
 				}
