@@ -762,7 +762,7 @@ func TestWorkloadsFullStacks(t *testing.T) {
 	})
 }
 
-// whileStacks runs trace --json until faults of each file have 120 stacks with frames of a
+// whileStacks runs trace --json until faults of each file have 120 stacks with lines of a
 // language, then makes a file that ends the command, and returns the faults up to there.
 func whileStacks(t *testing.T, cmd *exec.Cmd, lang string, files []string, stop string) []liveFault {
 	t.Helper()
@@ -799,7 +799,7 @@ func whileStacks(t *testing.T, cmd *exec.Cmd, lang string, files []string, stop 
 		}
 		faults = append(faults, f)
 		if f.VMA == nil || !slices.Contains(files, words(f.VMA.Path)) ||
-			!slices.ContainsFunc(f.Stack, func(f liveFrame) bool { return words(f.Lang) == lang }) {
+			!slices.ContainsFunc(f.Stack, func(f liveFrame) bool { return words(f.Lang) == lang && f.Line != nil }) {
 			continue
 		}
 		if path := words(f.VMA.Path); stacks[path] < enough {
