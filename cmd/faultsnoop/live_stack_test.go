@@ -692,6 +692,7 @@ func TestFullStacks(t *testing.T) {
 			ways := pythonWays(t, p)
 			var stacked, right [5]int
 			wrong := map[string]int{}
+			known := false // first stacks are of the interpreter's own code: they make the unwinder look
 			for _, f := range faults {
 				if f.VMA == nil || words(f.VMA.Path) != files[i] {
 					continue
@@ -700,6 +701,9 @@ func TestFullStacks(t *testing.T) {
 					continue
 				}
 				python := slices.DeleteFunc(slices.Clone(f.Stack), func(f liveFrame) bool { return words(f.Lang) != "python" })
+				if known = known || len(python) > 0; !known {
+					continue
+				}
 				if strings.Contains(p, "/3.10.") && len(python) > 0 && python[0].Line == nil {
 					continue // of its first stacks no line can be known
 				}
@@ -758,7 +762,7 @@ func TestWorkloadsFullStacks(t *testing.T) {
 	})
 }
 
-// whileStacks runs trace --json until faults of each file have 120 stacks with frames of a
+// whileStacks runs trace --json until faults of each file have 120 stacks with lines of a
 // language, then makes a file that ends the command, and returns the faults up to there.
 func whileStacks(t *testing.T, cmd *exec.Cmd, lang string, files []string, stop string) []liveFault {
 	t.Helper()
@@ -795,7 +799,7 @@ func whileStacks(t *testing.T, cmd *exec.Cmd, lang string, files []string, stop 
 		}
 		faults = append(faults, f)
 		if f.VMA == nil || !slices.Contains(files, words(f.VMA.Path)) ||
-			!slices.ContainsFunc(f.Stack, func(f liveFrame) bool { return words(f.Lang) == lang }) {
+			!slices.ContainsFunc(f.Stack, func(f liveFrame) bool { return words(f.Lang) == lang && f.Line != nil }) {
 			continue
 		}
 		if path := words(f.VMA.Path); stacks[path] < enough {

@@ -133,7 +133,7 @@ func (p *pythonLines) process(pid uint32, frames libpf.Frames) pythonProcess {
 	default:
 		layout := codeLayouts[info.Version]
 		if ok && known.layout == layout &&
-			(layout != code310 || known.since == never || info.PyFrameObject_f_lasti == frameLastInstruction) {
+			(layout != code310 || known.since != never && info.PyFrameObject_f_lasti == frameLastInstruction) {
 			return known
 		}
 		if known = (pythonProcess{layout: layout}); layout == code310 {
