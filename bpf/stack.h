@@ -139,6 +139,13 @@ static __always_inline long read_link(const struct user_regs *regs, struct link 
 	return err;
 }
 
+/* Where the innermost link may be below the stack pointer: so Go has it on arm64. */
+#if defined(__TARGET_ARCH_x86)
+#define BELOW_SP 0
+#else
+#define BELOW_SP 8
+#endif
+
 /* What a stack may be at most from one frame to the next. */
 #define MAX_FRAME (64ULL << 20)
 
@@ -157,7 +164,7 @@ static __always_inline void add_frame(struct stack_record *rec, __u64 ip)
 /* The frames of user mode, and how they end. */
 static __always_inline void walk_user(struct stack_record *rec, struct user_regs *regs)
 {
-	__u64 last = regs->sp;
+	__u64 last = regs->sp - BELOW_SP;
 	struct link link;
 
 	add_frame(rec, regs->ip);

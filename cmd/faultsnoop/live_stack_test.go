@@ -739,8 +739,9 @@ func TestWorkloadsFullStacks(t *testing.T) {
 		tr := traceFull(t, hook, "--", self(t), "workload", "touch", "--pages", strconv.Itoa(pages), "--hold", hold)
 		rep := tr.report(t)
 		in := ofProcess(tr.inRange(rep), rep.PID)
-		if len(in) != pages {
-			t.Errorf("%d records, want %d", len(in), pages)
+		// Hook kprobe may miss some while the unwinder changes its maps, and counts them.
+		if len(in) > pages || len(in)+int(tr.lost) < pages {
+			t.Errorf("%d records and %d lost, want %d", len(in), tr.lost, pages)
 		}
 		stacked, right := 0, 0
 		var wrong string
@@ -756,7 +757,7 @@ func TestWorkloadsFullStacks(t *testing.T) {
 				wrong = fmt.Sprintf("%s (%s)", shortStack(f.Stack), words(f.StackEnd))
 			}
 		}
-		if stacked*10 < pages*9 || right*100 < stacked*99 {
+		if stacked*10 < len(in)*9 || right*100 < stacked*99 {
 			t.Errorf("%d of %d faults have a stack, %d of them by touchPages; another is %s", stacked, pages, right, wrong)
 		}
 	})
