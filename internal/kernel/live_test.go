@@ -94,8 +94,7 @@ func TestOwnPages(t *testing.T) {
 			AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem)),
 		}
 		l := openHook(t, f, opt)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
+		defer withoutSignals(t)()
 		var before, after unix.Rusage
 		unix.Getrusage(unix.RUSAGE_THREAD, &before)
 		unix.Getrusage(unix.RUSAGE_THREAD, &before)
@@ -165,9 +164,9 @@ func TestRowsKeepNames(t *testing.T) {
 		opt.CountOnly, opt.Tables = true, []fault.By{fault.ByFile}
 		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
 		l := openHook(t, feat, opt)
-		restore := withoutSignals(t)
+		release := withoutSignals(t)
 		mem[0] = 1
-		restore()
+		release()
 		var first fault.Key
 		for round := range 3 {
 			rows, err := l.Rows()
@@ -220,7 +219,9 @@ func TestRowsKeepMax(t *testing.T) {
 		}
 		defer l.Close()
 		for i := range pages {
+			release := withoutSignals(t)
 			mem[i*os.Getpagesize()] = 1
+			release()
 			dropMaxima(t, l)
 		}
 		rows, err := l.Rows()
@@ -361,25 +362,13 @@ func TestMappingIsCurrent(t *testing.T) {
 	})
 }
 
-// withoutSignals keeps the runtime from interrupting the calling thread: before 6.0 a
-// signal may come between the two attempts of a write to shared memory, and the
-// page is there when the handler returns, so that the fault is never completed.
-func withoutSignals(t *testing.T) (restore func()) {
+func withoutSignals(t *testing.T) (release func()) {
 	t.Helper()
-	runtime.LockOSThread()
-	all, old := unix.Sigset_t{}, unix.Sigset_t{}
-	for i := range all.Val {
-		all.Val[i] = ^uint64(0)
-	}
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &all, &old); err != nil {
+	release, err := holdSignals()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return func() {
-		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil); err != nil {
-			t.Error(err)
-		}
-		runtime.UnlockOSThread()
-	}
+	return release
 }
 
 // replace puts a fresh anonymous mapping in the place of mem.
