@@ -3,9 +3,12 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -76,12 +79,44 @@ func drain(t *testing.T, l *Live) []fault.Fault {
 // region maps n fresh pages until the end of the test.
 func region(t *testing.T, n int) []byte {
 	t.Helper()
-	mem, err := freshPages(n)
+	mem, err := FreshPages(n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Munmap(mem) })
 	return mem
+}
+
+// Beside memory that huge pages may fill, fresh pages remain those of small ones.
+func TestFreshPages(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skipf("this kernel has no huge pages to keep out: %v", err)
+	}
+	around, err := unix.Mmap(-1, 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(around)
+	mem := region(t, 1)
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var start, end uint64
+	for line := range strings.Lines(string(smaps)) {
+		var from, to uint64
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
+			start, end = from, to
+		}
+		flags, ok := strings.CutPrefix(line, "VmFlags:")
+		if ok && start <= addressOf(mem) && addressOf(mem) < end {
+			if !slices.Contains(strings.Fields(flags), "nh") {
+				t.Errorf("flags %q of %#x-%#x lack nh", flags, start, end)
+			}
+			return
+		}
+	}
+	t.Errorf("no mapping has %#x\n%s", addressOf(mem), smaps)
 }
 
 func TestOwnPages(t *testing.T) {

@@ -21,7 +21,7 @@ const (
 // selfTest faults one page of the tool's own in and compares what the hook says
 // with what is known of it. It runs before the filters are armed.
 func (l *Live) selfTest() error {
-	mem, err := freshPages(3)
+	mem, err := FreshPages(3)
 	if err != nil {
 		return err
 	}
@@ -111,10 +111,10 @@ func holdSignals() (release func(), err error) {
 	}, nil
 }
 
-// freshPages maps n pages that no huge page will fill. Memory that may be touched at
-// once would be merged with a neighbour, and another thread's fault in that one could
-// fill both.
-func freshPages(n int) ([]byte, error) {
+// FreshPages maps n pages that no huge page will fill, to be unmapped by the caller. Memory
+// that may be touched at once would be merged with a neighbour, the heap of the Go runtime for
+// instance, and another thread's fault in that one could fill both.
+func FreshPages(n int) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, n*os.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("mapping pages: %w", err)
