@@ -112,15 +112,13 @@ func (f *file) create(p *plan, size int) (fd int, err error) {
 // memory is free (mm/damon/paddr.c). Where the limit for locked memory is too low, a page
 // that is reclaimed makes a major fault, which is counted.
 func (f *file) keepCached(p *plan, fd int) error {
-	size := uintptr(3 * f.pages * p.pageSize)
-	ptr, err := unix.MmapPtr(fd, 0, nil, size, unix.PROT_READ, unix.MAP_SHARED)
+	b, err := p.mapAt(nil, 3*f.pages*p.pageSize, unix.PROT_READ, unix.MAP_SHARED, fd, 0)
 	if err != nil {
-		return fmt.Errorf("mapping %d bytes of the file: %w", size, err)
+		return err
 	}
-	p.onClose(func() error { return unix.MunmapPtr(ptr, size) })
-	err = unix.Mlock(unsafe.Slice((*byte)(ptr), size))
+	err = unix.Mlock(b)
 	if limits := []error{unix.EPERM, unix.ENOMEM, unix.EAGAIN}; err != nil && !slices.Contains(limits, err) {
-		return fmt.Errorf("locking %d bytes of the file: %w", size, err)
+		return fmt.Errorf("locking %d bytes of the file: %w", len(b), err)
 	}
 	return nil
 }

@@ -95,9 +95,10 @@ func (p *plan) addJob(j *job) error {
 func (p *plan) writer() toucher { return writeEach{p.pageSize} }
 
 // OwnAreaSize is how many bytes from [OwnArea] on are for the memory that faults are counted
-// in, with the fixed addresses of kind where at its end. Neither the kernel nor the Go runtime puts anything there of itself, so a
-// tracer that watches the whole life of the process sees no other faults at these
-// addresses. Where the address space is smaller the kernel chooses another place.
+// in, with the fixed addresses of kind where at its end. Neither the kernel nor the Go
+// runtime puts anything there of itself, so a tracer that watches the whole life of the
+// process sees no other faults at these addresses. Where the address space is smaller the
+// kernel chooses another place.
 const OwnAreaSize = WhereData - OwnArea + 1<<21
 
 // mapMemory maps n bytes behind the last ones, until the plan is closed.

@@ -98,9 +98,9 @@ func diagnose(ctx context.Context) diagnosis {
 // proveHook opens the hook for a page of the tool's own, takes a fault on it and
 // wants to see its record.
 func proveHook(ctx context.Context, h *hookReport) {
-	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	page, err := kernel.FreshPages(1)
 	if err != nil {
-		h.SelfTest = fmt.Sprintf("mapping a page: %v", err)
+		h.SelfTest = err.Error()
 		return
 	}
 	defer unix.Munmap(page)

@@ -3,9 +3,12 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -76,12 +79,44 @@ func drain(t *testing.T, l *Live) []fault.Fault {
 // region maps n fresh pages until the end of the test.
 func region(t *testing.T, n int) []byte {
 	t.Helper()
-	mem, err := freshPages(n)
+	mem, err := FreshPages(n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Munmap(mem) })
 	return mem
+}
+
+// Beside memory that huge pages may fill, fresh pages remain those of small ones.
+func TestFreshPages(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skipf("this kernel has no huge pages to keep out: %v", err)
+	}
+	around, err := unix.Mmap(-1, 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(around)
+	mem := region(t, 1)
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var start, end uint64
+	for line := range strings.Lines(string(smaps)) {
+		var from, to uint64
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
+			start, end = from, to
+		}
+		flags, ok := strings.CutPrefix(line, "VmFlags:")
+		if ok && start <= addressOf(mem) && addressOf(mem) < end {
+			if !slices.Contains(strings.Fields(flags), "nh") {
+				t.Errorf("flags %q of %#x-%#x lack nh", flags, start, end)
+			}
+			return
+		}
+	}
+	t.Errorf("no mapping has %#x\n%s", addressOf(mem), smaps)
 }
 
 func TestOwnPages(t *testing.T) {
@@ -94,8 +129,7 @@ func TestOwnPages(t *testing.T) {
 			AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem)),
 		}
 		l := openHook(t, f, opt)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
+		defer withoutSignals(t)()
 		var before, after unix.Rusage
 		unix.Getrusage(unix.RUSAGE_THREAD, &before)
 		unix.Getrusage(unix.RUSAGE_THREAD, &before)
@@ -153,8 +187,7 @@ func TestRowsKeepNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		// In the page cache: a fault that had to wait for the page would be given up for a signal
-		// of the Go runtime, and be taken again, which are two rows.
+		// In the page cache: a fault that has to wait for the page may be taken twice, as two rows.
 		if _, err := f.Write(make([]byte, os.Getpagesize())); err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +199,9 @@ func TestRowsKeepNames(t *testing.T) {
 		opt.CountOnly, opt.Tables = true, []fault.By{fault.ByFile}
 		opt.Filter = fault.Filter{PIDs: []uint32{uint32(os.Getpid())}, Self: true, AddrStart: addressOf(mem), AddrEnd: addressOf(mem) + uint64(len(mem))}
 		l := openHook(t, feat, opt)
+		release := withoutSignals(t)
 		mem[0] = 1
+		release()
 		var first fault.Key
 		for round := range 3 {
 			rows, err := l.Rows()
@@ -174,7 +209,8 @@ func TestRowsKeepNames(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(rows.Tables[0].Rows) != 1 {
-				t.Fatalf("rows of one file: %+v", rows.Tables[0].Rows)
+				c, err := l.Counters()
+				t.Fatalf("round %d: rows of one file: %+v; kinds %+v, counters %+v, %v", round, rows.Tables[0], rows.Kinds[0].Cost, c, err)
 			}
 			for key := range rows.Tables[0].Rows {
 				if round == 0 {
@@ -218,7 +254,9 @@ func TestRowsKeepMax(t *testing.T) {
 		}
 		defer l.Close()
 		for i := range pages {
+			release := withoutSignals(t)
 			mem[i*os.Getpagesize()] = 1
+			release()
 			dropMaxima(t, l)
 		}
 		rows, err := l.Rows()
@@ -359,25 +397,13 @@ func TestMappingIsCurrent(t *testing.T) {
 	})
 }
 
-// withoutSignals keeps the runtime from interrupting the calling thread: before 6.0 a
-// signal may come between the two attempts of a write to shared memory, and the
-// page is there when the handler returns, so that the fault is never completed.
-func withoutSignals(t *testing.T) (restore func()) {
+func withoutSignals(t *testing.T) (release func()) {
 	t.Helper()
-	runtime.LockOSThread()
-	all, old := unix.Sigset_t{}, unix.Sigset_t{}
-	for i := range all.Val {
-		all.Val[i] = ^uint64(0)
-	}
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &all, &old); err != nil {
+	release, err := holdSignals()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return func() {
-		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil); err != nil {
-			t.Error(err)
-		}
-		runtime.UnlockOSThread()
-	}
+	return release
 }
 
 // replace puts a fresh anonymous mapping in the place of mem.

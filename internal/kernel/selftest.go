@@ -21,7 +21,7 @@ const (
 // selfTest faults one page of the tool's own in and compares what the hook says
 // with what is known of it. It runs before the filters are armed.
 func (l *Live) selfTest() error {
-	mem, err := freshPages(3)
+	mem, err := FreshPages(3)
 	if err != nil {
 		return err
 	}
@@ -70,11 +70,14 @@ func (l *Live) takeSelfTest(mem []byte) (*fault.Fault, error) {
 	if err := l.setSelfTest(start, start+uint64(page)); err != nil {
 		return nil, err
 	}
-	runtime.LockOSThread()
+	release, err := holdSignals()
+	if err != nil {
+		return nil, err
+	}
 	mem[page+selfTestOffset] = 1
 	tid := uint32(unix.Gettid())
 	// The tracepoint hook learns of a failed completion only at the next fault.
-	runtime.UnlockOSThread()
+	release()
 
 	got, err := l.awaitSelfTest()
 	if err != nil {
@@ -86,10 +89,32 @@ func (l *Live) takeSelfTest(mem []byte) (*fault.Fault, error) {
 	return got, checkSelfTest(got, want, tid, addressOf(mem), addressOf(mem)+uint64(len(mem)))
 }
 
-// freshPages maps n pages that no huge page will fill. Memory that may be touched at
-// once would be merged with a neighbour, and another thread's fault in that one could
-// fill both.
-func freshPages(n int) ([]byte, error) {
+// holdSignals keeps the calling goroutine on its thread and signals of the Go runtime off it,
+// until it is released. One that comes while a fault waits for a lock ends it, and the page
+// faults again (fault_signal_pending in include/linux/sched/signal.h). Before Linux 6.0 one may
+// come between the two attempts of a write to shared memory: the page is there when the
+// handler returns, so that the fault is never completed.
+func holdSignals() (release func(), err error) {
+	runtime.LockOSThread()
+	all, old := unix.Sigset_t{}, unix.Sigset_t{}
+	for i := range all.Val {
+		all.Val[i] = ^uint64(0)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &all, &old); err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("holding signals back: %w", err)
+	}
+	return func() {
+		// It only fails for a bad argument.
+		_ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
+		runtime.UnlockOSThread()
+	}, nil
+}
+
+// FreshPages maps n pages that no huge page will fill, to be unmapped by the caller. Memory
+// that may be touched at once would be merged with a neighbour, the heap of the Go runtime for
+// instance, and another thread's fault in that one could fill both.
+func FreshPages(n int) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, n*os.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("mapping pages: %w", err)

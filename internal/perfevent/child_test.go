@@ -173,7 +173,17 @@ func bounds(mem []byte) (start, end uint64) {
 	return start, start + uint64(len(mem))
 }
 
+// touchRange keeps signals of the Go runtime off: one that comes while a fault waits for a
+// lock ends it, and the page faults again (fault_signal_pending in include/linux/sched/signal.h).
 func touchRange(mem []byte, write bool) report {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, before unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^uint64(0)
+	}
+	unix.PthreadSigmask(unix.SIG_BLOCK, &all, &before)
+	defer unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)
 	var r report
 	r.Start, r.End = bounds(mem)
 	min0, maj0 := rusage()

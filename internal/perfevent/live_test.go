@@ -250,7 +250,8 @@ func TestThreadNames(t *testing.T) {
 			got += count(faults, func(f *fault.Fault) bool { return in(r)(f) && f.Comm.String() == "pool-worker" })
 		}
 		if got != test.want {
-			t.Errorf("%s: %d faults, want %d", test.comm, got, test.want)
+			failed := count(faults, func(f *fault.Fault) bool { return !f.OK() })
+			t.Errorf("%s: %d faults, want %d; %d failed in all", test.comm, got, test.want, failed)
 		}
 		if test.want == 0 && (c.Seen != 0 || c.Filtered < 400) {
 			t.Errorf("%s: counters %+v", test.comm, c)
