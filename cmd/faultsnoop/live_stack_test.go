@@ -735,7 +735,7 @@ func TestWorkloadsFullStacks(t *testing.T) {
 	hooks(t, someHooks(), func(t *testing.T, hook string) {
 		const pages = 400
 		// The unwinder looks at the process while it waits.
-		hold := strconv.Itoa(inGuest(2, 10)) + "s"
+		hold := strconv.Itoa(inGuest(2, 20)) + "s"
 		tr := traceFull(t, hook, "--", self(t), "workload", "touch", "--pages", strconv.Itoa(pages), "--hold", hold)
 		rep := tr.report(t)
 		in := ofProcess(tr.inRange(rep), rep.PID)
