@@ -96,6 +96,7 @@ func traceAll(t *testing.T, hook, dir string, programs ...string) *traced {
 func TestCaseFunctionsAndLines(t *testing.T) {
 	compiler(t, "gcc", "objcopy", "strip", "readelf")
 	dir := openFolder(t)
+	named := []string{"pie", "no-pie", "static-pie", "static", "segment", "aligned", "linked", "large"}
 	buildTouch(t, dir, "pie", append(withFrames, "-fPIE", "-pie")...)
 	buildTouch(t, dir, "no-pie", append(withFrames, "-no-pie")...)
 	buildTouch(t, dir, "static-pie", append(withFrames, "-static-pie")...)
@@ -107,6 +108,12 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 	buildTouch(t, dir, "leaf", append(withFrames, "-DLEAF")...)
 	buildTouch(t, dir, "frameless", "-O2", "-g", "-fomit-frame-pointer", "-DLEAF")
 	buildTouch(t, dir, "exported", append(withFrames, "-rdynamic")...)
+	if _, err := exec.LookPath("ld.lld"); err != nil {
+		t.Log("no program of lld: it is not installed")
+	} else {
+		buildTouch(t, dir, "lld", append(withFrames, "-fuse-ld=lld", "-Wl,--build-id")...)
+		named = append(named, "lld")
+	}
 
 	for _, args := range [][]string{
 		{"strip", "-o", "stripped", "pie"},
@@ -121,7 +128,6 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 		build(t, dir, args...)
 	}
 	enlarge(t, filepath.Join(dir, "pie"), filepath.Join(dir, "large"))
-	named := []string{"pie", "no-pie", "static-pie", "static", "segment", "aligned", "linked", "large"}
 	unnamed := []string{"stripped", "mislinked"}
 	hooks(t, someSources(), func(t *testing.T, hook string) {
 		tr := traceAll(t, hook, dir, slices.Concat(named, unnamed, []string{"inlined", "leaf", "frameless", "dynsym"})...)
@@ -176,6 +182,95 @@ func TestCaseFunctionsAndLines(t *testing.T) {
 				}
 			}
 		})
+	})
+}
+
+const touchCPP = `#include <sys/mman.h>
+#include <unistd.h>
+namespace pages {
+template <typename T> struct toucher {
+  T *at;
+  __attribute__((noinline)) void touch(long size) {
+    __asm__ volatile("" : : "r"(__builtin_frame_address(0))); // so it has one
+    for (long i = 0; i < 400; i++)
+      *(volatile T *)((char *)at + i * size) = 1; // touch
+  }
+};
+__attribute__((noinline)) void outer(toucher<short> &t, long size) {
+  t.touch(size); // outer
+  __asm__ volatile("" ::: "memory");
+}
+}
+int main() {
+  long size = sysconf(_SC_PAGESIZE);
+  void *p = mmap((void *)0x6d000000, 400 * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (p != (void *)0x6d000000 || madvise(p, 400 * size, MADV_NOHUGEPAGE))
+    return 1;
+  pages::toucher<short> t = {(short *)p};
+  pages::outer(t, size); // main
+  return 0;
+}
+`
+
+// Mangled names, of functions and of what they are made for.
+func TestCaseCPP(t *testing.T) {
+	compiler(t, "g++")
+	dir := openFolder(t)
+	writeSource(t, dir, "touch.cc", touchCPP)
+	build(t, dir, slices.Concat([]string{"g++"}, withFrames, []string{"-o", "cpp", "touch.cc"})...)
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		in := touched(t, traceAll(t, hook, dir, "cpp"), "cpp")
+		checkFrames(t, in, fmt.Sprintf("pages::toucher<short>::touch:%d", lineOf(t, touchCPP, "// touch\n")),
+			fmt.Sprintf("pages::outer:%d", lineOf(t, touchCPP, "// outer\n")), fmt.Sprintf("main:%d", lineOf(t, touchCPP, "// main\n")))
+		if lang := words(in[0].Stack[0].Lang); lang != "c++" {
+			t.Errorf("language %s", lang)
+		}
+	})
+}
+
+const touchRust = `
+extern "C" {
+    fn mmap(at: *mut u8, size: usize, prot: i32, flags: i32, fd: i32, offset: i64) -> *mut u8;
+    fn madvise(at: *mut u8, size: usize, advice: i32) -> i32;
+    fn sysconf(name: i32) -> i64;
+}
+mod pages {
+    #[inline(never)]
+    pub fn touch<T: Into<u64>>(at: *mut u8, size: usize, n: T) {
+        for i in 0..n.into() as usize {
+            unsafe { at.add(i * size).write_volatile(1) } // touch
+        }
+    }
+    #[inline(never)]
+    pub fn outer(at: *mut u8, size: usize) -> usize {
+        touch(at, size, 400u32); // outer
+        std::hint::black_box(size)
+    }
+}
+fn main() {
+    unsafe {
+        let size = sysconf(30) as usize;
+        let p = mmap(0x6d000000 as *mut u8, 400 * size, 3, 0x100022, -1, 0);
+        if p as usize != 0x6d000000 || madvise(p, 400 * size, 15) != 0 {
+            std::process::exit(1);
+        }
+        std::hint::black_box(pages::outer(p, size)); // main
+    }
+}
+`
+
+func TestCaseRust(t *testing.T) {
+	compiler(t, "rustc")
+	dir := openFolder(t)
+	writeSource(t, dir, "rust.rs", touchRust)
+	build(t, dir, "rustc", "-Copt-level=1", "-g", "-Cforce-frame-pointers=yes", "rust.rs")
+	hooks(t, someSources(), func(t *testing.T, hook string) {
+		in := touched(t, traceAll(t, hook, dir, "rust"), "rust")
+		checkStacks(t, in, fmt.Sprintf(`^(core::.* )?rust::pages::touch(::<u32>)?:%d rust::pages::outer:%d rust::main:%d `,
+			lineOf(t, touchRust, "// touch\n"), lineOf(t, touchRust, "// outer\n"), lineOf(t, touchRust, "// main\n")))
+		if lang := words(in[0].Stack[0].Lang); lang != "rust" {
+			t.Errorf("language %s", lang)
+		}
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -67,18 +68,25 @@ func touched(t *testing.T, tr *traced, process string) []liveFault {
 // checkFrames fails unless 99 % of the faults have a stack that begins with these frames.
 func checkFrames(t *testing.T, faults []liveFault, want ...string) {
 	t.Helper()
-	prefix := strings.Join(want, " ") + " "
+	checkStacks(t, faults, "^"+regexp.QuoteMeta(strings.Join(want, " ")+" "))
+}
+
+// checkStacks fails unless 99 % of the faults have a stack that matches, in short and with a
+// blank behind it.
+func checkStacks(t *testing.T, faults []liveFault, want string) {
+	t.Helper()
+	pattern := regexp.MustCompile(want)
 	var wrong, all int
 	var example string
 	for _, f := range faults {
 		all++
-		if s := shortStack(f.Stack); !strings.HasPrefix(s+" ", prefix) {
+		if s := shortStack(f.Stack); !pattern.MatchString(s + " ") {
 			wrong++
 			example = fmt.Sprintf("%s (%s)", s, words(f.StackEnd))
 		}
 	}
 	if wrong*100 > all {
-		t.Errorf("%d of %d stacks do not begin with %s, but as %s", wrong, all, prefix, example)
+		t.Errorf("%d of %d stacks do not match %s, but are as %s", wrong, all, pattern, example)
 	}
 }
 

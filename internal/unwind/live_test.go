@@ -428,8 +428,12 @@ func TestNative(t *testing.T) {
 		"no frame pointers": {"-O2", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"},
 		"static-pie":        {"-O2", "-fomit-frame-pointer", "-static-pie", "-fno-optimize-sibling-calls"},
 		"no-pie":            {"-O2", "-fomit-frame-pointer", "-no-pie", "-fno-optimize-sibling-calls"},
+		"lld":               {"-O2", "-fomit-frame-pointer", "-fuse-ld=lld", "-Wl,--build-id", "-fno-optimize-sibling-calls"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "lld" {
+				need(t, "ld.lld")
+			}
 			program := filepath.Join(t.TempDir(), "touch")
 			compile(t, append(append([]string{"gcc"}, flags...), "-o", program, text)...)
 			functions := symbols(t, program)
