@@ -147,6 +147,18 @@ func (p *pythonLines) process(pid uint32, frames libpf.Frames) pythonProcess {
 	return known
 }
 
+// prepare is process for those of CPython 3.10 that the library has looked at since, so that
+// their first stacks have lines as well. One that it misses is found by its first stack.
+func (p *pythonLines) prepare() {
+	var pid uint32
+	var info support.PyProcInfo
+	for all := p.pythons.Iterate(); all.Next(&pid, unsafe.Pointer(&info)); {
+		if codeLayouts[info.Version] == code310 && info.PyFrameObject_f_lasti != frameLastInstruction {
+			p.process(pid, nil)
+		}
+	}
+}
+
 // looksLike310 is for a process that has ended: its stack may tell.
 func looksLike310(frames libpf.Frames) bool {
 	for _, f := range frames {

@@ -310,8 +310,14 @@ func (u *Unwinder) name() {
 	defer close(u.traces)
 	stopping := u.stopping
 	var drained <-chan time.Time
+	prepare := time.NewTicker(intervals{}.MonitorInterval())
+	defer prepare.Stop()
 	for {
 		select {
+		case <-prepare.C:
+			if u.pythonLines != nil { // nil if the start has failed
+				u.pythonLines.prepare()
+			}
 		case t := <-u.raw:
 			if t == nil {
 				continue // the end of a batch
