@@ -65,8 +65,10 @@ static __always_inline void emit(struct task_state *st, bool there)
 		if (sample_seq % sample != 1)
 			return;
 	}
-	if (unwinding == UNWIND_AT_END && there && st->place == PLACE_FAULT && chosen(rec->end_ns))
-		rec->sampled_ns = rec->end_ns;
+	if (unwinding == UNWIND_AT_END && there && st->place == PLACE_FAULT) {
+		rec->sampled_weight = choose(rec->end_ns);
+		rec->sampled_ns = rec->sampled_weight ? rec->end_ns : 0;
+	}
 	if (rec->sampled_ns)
 		__sync_fetch_and_add(&c->asked, 1);
 	else if (count_only)
@@ -76,7 +78,7 @@ static __always_inline void emit(struct task_state *st, bool there)
 		if (!count_only)
 			tally(&c->lost_ring, rec);
 	} else if (unwinding == UNWIND_AT_END && rec->sampled_ns) {
-		wait_there(rec->sampled_ns, rec->address);
+		wait_there(rec->sampled_ns, rec->address, 0);
 	}
 }
 
@@ -196,7 +198,7 @@ struct beginning {
 	__u32 flags;
 	__u16 known;
 	__u64 mm;
-	__u64 sampled_ns;
+	__u64 sampled_ns, sampled_weight;
 	__u8 mode, access;
 	bool foreign_mm;
 };
@@ -263,6 +265,7 @@ static __always_inline struct task_state *begin(struct task_struct *task, struct
 	rec->type = selftest ? RECORD_SELFTEST : RECORD_FAULT;
 	rec->start_ns = bpf_ktime_get_ns();
 	rec->sampled_ns = b->sampled_ns;
+	rec->sampled_weight = b->sampled_weight;
 	rec->address = b->address;
 	rec->ip = b->ip;
 	rec->flags = b->flags;

@@ -197,6 +197,17 @@ static __always_inline bool is_retry_of(const struct task_state *st, __u64 addre
 	return flags & flag_tried || (st->last_flags & flag_vma_lock && !(flags & flag_vma_lock));
 }
 
+/* The unwinder's event has come before. */
+static __always_inline void see_sampled(struct beginning *b)
+{
+	struct meeting *m = meet(b->address);
+
+	if (!m)
+		return;
+	b->sampled_ns = m->time;
+	b->sampled_weight = m->weight;
+}
+
 static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 address, __u32 flags,
 					   struct pt_regs *regs, bool typed)
 {
@@ -212,7 +223,7 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	}
 	/* Without registers no exception has brought it here, and no event came before. */
 	if (unwinding == UNWIND_AT_BEGIN && regs)
-		b.sampled_ns = meet(address);
+		see_sampled(&b);
 	b.known = KNOWN_FLAGS | KNOWN_ACCESS | KNOWN_ATTEMPTS;
 	b.mode = flags & flag_user ? MODE_USER : flags & flag_remote ? MODE_REMOTE : MODE_KERNEL;
 	b.access = flags & flag_instruction ? ACCESS_EXEC :
@@ -505,7 +516,7 @@ static __always_inline struct task_state *begin_refused(struct task_struct *task
 	struct beginning b = { .address = address, .mode = MODE_USER };
 
 	if (unwinding == UNWIND_AT_BEGIN)
-		b.sampled_ns = meet(address);
+		see_sampled(&b);
 #if defined(__TARGET_ARCH_x86)
 	__u64 error_code = READ_TASK(task, thread.error_code);
 

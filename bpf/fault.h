@@ -168,8 +168,12 @@ struct fault_record {
 	char comm[COMM_LEN];
 	char process[COMM_LEN];
 	__u64 stack; /* id of its stack_record, 0 if it has none */
-	/* When another library's unwinder was asked for its stack, 0 if it was not. */
+	/*
+	 * When another library's unwinder was asked for its stack, 0 if it was not, and for how
+	 * many faults that stands.
+	 */
 	__u64 sampled_ns;
+	__u64 sampled_weight;
 };
 
 /* Frames of one kind, and of a whole stack: a power of two. */

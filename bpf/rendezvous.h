@@ -25,6 +25,8 @@ struct meeting {
 	__u32 pad;
 	__u64 time; /* CLOCK_MONOTONIC */
 	__u64 address;
+	__u64 weight; /* for how many faults this one stands; only where it waits before its record
+		       */
 };
 
 struct {
@@ -79,7 +81,7 @@ static __always_inline struct meeting *meeting_place(void)
 }
 
 /* Leaves the current thread where the other program looks, in place of whoever was there. */
-static __always_inline void wait_there(__u64 time, __u64 address)
+static __always_inline void wait_there(__u64 time, __u64 address, __u64 weight)
 {
 	struct meeting *m = meeting_place();
 
@@ -87,6 +89,7 @@ static __always_inline void wait_there(__u64 time, __u64 address)
 		return;
 	m->time = time;
 	m->address = address;
+	m->weight = weight;
 	m->tid = (__u32)bpf_get_current_pid_tgid();
 }
 
@@ -98,18 +101,18 @@ static __always_inline void leave_place(void)
 		m->tid = 0;
 }
 
-/* When the current thread was left there for a fault on the page of address, 0 if it was not. */
-static __always_inline __u64 meet(__u64 address)
+/* What the current thread left there for a fault on the page of address, NULL if it did not. */
+static __always_inline struct meeting *meet(__u64 address)
 {
 	struct meeting *m = meeting_place();
 	bool found;
 
 	if (!m)
-		return 0;
+		return NULL;
 	found = m->tid && m->tid == (__u32)bpf_get_current_pid_tgid() &&
 		!((m->address ^ address) >> 12);
 	m->tid = 0;
-	return found ? m->time : 0;
+	return found ? m : NULL;
 }
 
 static __always_inline struct process *add_process(__u32 tgid)
@@ -136,31 +139,34 @@ static __always_inline void begin_window(struct pace *p, __u64 now)
 	p->rate = r ? r : 1;
 }
 
-/* By chance, not by count, so that no rhythm of the program's hides a line of it. */
-static __always_inline bool chosen(__u64 now)
+/*
+ * For how many faults the chosen one stands, 0 for one that is not chosen. By chance, not by
+ * count, so that no rhythm of the program's hides a line of it.
+ */
+static __always_inline __u64 choose(__u64 now)
 {
 	__u32 zero = 0;
 	struct pace *p = bpf_map_lookup_elem(&pacing, &zero);
 	__u64 n;
 
 	if (!p)
-		return false;
+		return 0;
 	n = p->every;
 	if (!n) {
 		begin_window(p, now);
 		n = p->rate;
 	}
 	if (n > 1 && (__u64)bpf_get_prandom_u32() * n >> 32)
-		return false;
+		return 0;
 	if (p->every)
-		return true;
+		return n;
 	__sync_fetch_and_add(&p->taken, 1);
 	__sync_fetch_and_add(&p->weight, n);
 	if (p->taken >= p->limit) {
 		p->limit += p->budget / 2;
 		p->rate = 2 * n;
 	}
-	return true;
+	return n;
 }
 
 #endif

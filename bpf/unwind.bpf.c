@@ -88,17 +88,18 @@ static __always_inline void see_new_code(struct process *p, struct task_struct__
 /* Whether this fault is one whose stack is to be taken. */
 static __always_inline bool wanted(struct bpf_perf_event_data *ctx, __u32 tgid)
 {
-	__u64 now;
+	__u64 now, weight;
 
 	if (unwinding != UNWIND_AT_BEGIN)
-		return meet(ctx->addr);
+		return meet(ctx->addr) != NULL;
 	leave_place();
 	if (!bpf_map_lookup_elem(&processes, &tgid))
 		return false;
 	now = bpf_ktime_get_ns();
-	if (!chosen(now))
+	weight = choose(now);
+	if (!weight)
 		return false;
-	wait_there(now, ctx->addr);
+	wait_there(now, ctx->addr, weight);
 	return true;
 }
 

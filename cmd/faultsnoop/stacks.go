@@ -554,6 +554,12 @@ func (n *stackNamer) profile(t *fault.Table, recently bool) *fault.Profile {
 		p.Faults += s.Faults
 		p.Samples = append(p.Samples, s)
 	}
+	if n.full != nil {
+		taken := stacked(t)
+		if estimated := aggregate.Estimated(t); taken < stacked(&estimated) {
+			t, p.Taken = &estimated, taken
+		}
+	}
 	for key, cost := range t.Rows {
 		s := fault.StackSample{TID: key.ID, PID: key.Process, Comm: key.Name, Kind: key.Kind, Major: key.Major}
 		if n.full != nil {
@@ -571,4 +577,15 @@ func (n *stackNamer) profile(t *fault.Table, recently bool) *fault.Profile {
 	}
 	p.Stacks = *n.tree
 	return p
+}
+
+// stacked is how many faults of a table have a stack.
+func stacked(t *fault.Table) uint64 {
+	var n uint64
+	for key, cost := range t.Rows {
+		if key.Value != 0 && key.Value != fault.Stackless {
+			n += cost.Faults()
+		}
+	}
+	return n
 }

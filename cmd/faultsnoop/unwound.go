@@ -155,10 +155,10 @@ func (w *unwound) receive() {
 	}
 }
 
-// count counts the faults of a batch that have a stack.
+// count counts the faults of a batch whose stack was asked for.
 func (w *unwound) count(batch *fault.Batch) {
 	for i := range batch.Faults {
-		if batch.Faults[i].StackID != 0 {
+		if batch.Faults[i].Sampled != 0 {
 			w.counter.Add(&batch.Faults[i])
 		}
 	}

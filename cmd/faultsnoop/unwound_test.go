@@ -24,7 +24,7 @@ func TestUnwoundIDs(t *testing.T) {
 	if w.id(stack(2), name) == first || w.id(stack(1), fault.MakeComm("q")) == first {
 		t.Error("another stack, or one of another process, has the same id")
 	}
-	w.count(&fault.Batch{Faults: []fault.Fault{{StackID: first}, {}}})
+	w.count(&fault.Batch{Faults: []fault.Fault{{StackID: first, Sampled: 1}, {}}})
 	for line := range uint32(30) {
 		w.id(stack(line+10), name)
 	}

@@ -1,7 +1,11 @@
 package aggregate
 
 import (
+	"cmp"
 	"maps"
+	"math/bits"
+	"slices"
+	"time"
 
 	"faultsnoop/internal/fault"
 )
@@ -94,6 +98,10 @@ func costOf(f *fault.Fault) fault.Cost {
 	} else {
 		c.Untimed = 1
 	}
+	if f.Stands > 1 {
+		others := f.Stands - 1
+		c.Others = fault.Estimate{Faults: others, Time: time.Duration(others) * c.Time, Bytes: others * c.Bytes}
+	}
 	return c
 }
 
@@ -128,13 +136,20 @@ func KeyOf(f *fault.Fault, by fault.By) fault.Key {
 	case fault.ByMode:
 		return known(f, fault.HasMode, uint32(f.Mode))
 	case fault.ByStack:
-		return fault.Key{Value: f.StackID}
+		return fault.Key{Value: stackOf(f)}
 	case fault.BySample:
-		return fault.Key{ID: f.TID, Value: f.StackID, Name: f.Comm, Process: f.PID, Kind: kindOf(f), Major: f.Is(fault.HasMajor) && f.Major}
+		return fault.Key{ID: f.TID, Value: stackOf(f), Name: f.Comm, Process: f.PID, Kind: kindOf(f), Major: f.Is(fault.HasMajor) && f.Major}
 	case fault.ByResult:
 		return known(f, fault.HasResult, uint32(f.Result))
 	}
 	return fault.Key{} // ByCgroup: no cgroup has the id 0
+}
+
+func stackOf(f *fault.Fault) uint64 {
+	if f.StackID == 0 && f.Sampled != 0 {
+		return fault.Stackless
+	}
+	return f.StackID
 }
 
 func known(f *fault.Fault, field fault.Field, value uint32) fault.Key {
@@ -145,8 +160,8 @@ func known(f *fault.Fault, field fault.Field, value uint32) fault.Key {
 }
 
 // WithStacks divides a table of all faults, by stack or by sample, that knows no stacks: stacked
-// is one of those that have one. What stacked has no row for stays with those that have none,
-// so that the sum is that of all.
+// is one of those whose stack was asked for. What stacked has no row for stays with those of
+// which it was not, so that the sum is that of all.
 func WithStacks(all, stacked *fault.Table) fault.Table {
 	t := fault.Table{By: all.By, Rows: maps.Clone(all.Rows), Other: all.Other}
 	for key, cost := range stacked.Rows {
@@ -177,4 +192,79 @@ func subtract(c, part *fault.Cost) {
 	c.Time -= min(c.Time, part.Time)
 	c.OffCPU -= min(c.OffCPU, part.OffCPU)
 	c.Bytes -= min(c.Bytes, part.Bytes)
+}
+
+// Estimated divides the faults whose stack was not asked for among those of the same thread,
+// kind and so on that stand for them. The sum remains what it is. Where none stands for them
+// they stay what they are. OffCPU and Untimed are not divided.
+func Estimated(t *fault.Table) fault.Table {
+	out := fault.Table{By: t.By, Rows: maps.Clone(t.Rows), Other: t.Other}
+	standing := map[fault.Key][]fault.Key{}
+	for key, cost := range t.Rows {
+		if key.Value != 0 && cost.Others.Faults > 0 {
+			alike := key
+			alike.Value = 0
+			standing[alike] = append(standing[alike], key)
+		}
+	}
+	for alike, keys := range standing {
+		rest, ok := t.Rows[alike]
+		if !ok {
+			continue
+		}
+		slices.SortFunc(keys, func(a, b fault.Key) int { return cmp.Compare(a.Value, b.Value) })
+		divide(&out, alike, rest, keys)
+	}
+	return out
+}
+
+// divide divides rest, which is the row of alike, among rows by what these stand for.
+func divide(t *fault.Table, alike fault.Key, rest fault.Cost, rows []fault.Key) {
+	var all, upTo fault.Cost
+	for _, key := range rows {
+		cost := t.Rows[key]
+		all.Add(&cost)
+	}
+	// What none of them has had is not theirs: hooks do not ask for stacks of all that fails.
+	of := func(n, seen uint64) uint64 {
+		if seen == 0 {
+			return 0
+		}
+		return n
+	}
+	given := fault.Cost{
+		Minor: of(rest.Minor, all.Minor), Major: of(rest.Major, all.Major), Failed: of(rest.Failed, all.Failed), Unknown: of(rest.Unknown, all.Unknown),
+		Time: time.Duration(of(uint64(rest.Time), uint64(all.Others.Time))), Bytes: of(rest.Bytes, all.Others.Bytes),
+	}
+	for _, key := range rows {
+		row := t.Rows[key]
+		from := upTo.Others
+		upTo.Add(&row)
+		faults := func(whole uint64) uint64 {
+			return portion(whole, upTo.Others.Faults, all.Others.Faults) - portion(whole, from.Faults, all.Others.Faults)
+		}
+		row.Minor += faults(given.Minor)
+		row.Major += faults(given.Major)
+		row.Failed += faults(given.Failed)
+		row.Unknown += faults(given.Unknown)
+		row.Time += time.Duration(portion(uint64(given.Time), uint64(upTo.Others.Time), uint64(all.Others.Time)) -
+			portion(uint64(given.Time), uint64(from.Time), uint64(all.Others.Time)))
+		row.Bytes += portion(given.Bytes, upTo.Others.Bytes, all.Others.Bytes) - portion(given.Bytes, from.Bytes, all.Others.Bytes)
+		t.Rows[key] = row
+	}
+	if subtract(&rest, &given); rest.Faults() > 0 || rest.Time > 0 || rest.Bytes > 0 {
+		t.Rows[alike] = rest
+	} else {
+		delete(t.Rows, alike)
+	}
+}
+
+// portion is whole*part/of, 0 of nothing.
+func portion(whole, part, of uint64) uint64 {
+	if of == 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(whole, part)
+	q, _ := bits.Div64(hi, lo, of)
+	return q
 }

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -401,6 +402,72 @@ func TestWithStacks(t *testing.T) {
 	}
 	if before+all.Other.Faults() != after+got.Other.Faults() {
 		t.Errorf("%d faults became %d", before+all.Other.Faults(), after+got.Other.Faults())
+	}
+}
+
+// Of faults whose stack was not asked for each stands with those that stand for it, and nothing
+// is lost or made.
+func TestEstimated(t *testing.T) {
+	key := func(tid uint32, stack uint64) fault.Key { return fault.Key{ID: tid, Value: stack} }
+	cost := func(n, stands uint64) fault.Cost {
+		c := fault.Cost{Minor: n, Time: time.Duration(10 * n), Bytes: 4096 * n}
+		if stands > 1 {
+			c.Others = fault.Estimate{Faults: n * (stands - 1), Time: c.Time * time.Duration(stands-1), Bytes: c.Bytes * (stands - 1)}
+		}
+		return c
+	}
+	same := func(a, b fault.Cost) bool {
+		return a.Minor == b.Minor && a.Failed == b.Failed && a.Time == b.Time && a.Bytes == b.Bytes
+	}
+	in := fault.Table{By: fault.BySample, Other: cost(7, 1), Rows: map[fault.Key]fault.Cost{
+		// At first all stacks were taken, then one of ten: 30, 10 and 20 stand for 90 and 180.
+		key(1, 0): cost(300, 1), key(1, 11): cost(30, 1), key(1, 12): cost(10, 10), key(1, 13): cost(20, 10),
+		key(2, 0): cost(5, 1), key(2, 11): cost(20, 1), // all were asked for: these are lost
+		key(3, 0): cost(9, 1),                                    // none was
+		key(5, 0): {Minor: 8, Failed: 3}, key(5, 11): cost(2, 5), // of no failed one
+		// A stack was asked for and did not come.
+		key(4, 0): cost(90, 1), key(4, 11): cost(5, 10), key(4, fault.Stackless): cost(5, 10),
+	}}
+	got := Estimated(&in)
+	want := map[fault.Key]fault.Cost{
+		key(1, 11): cost(30, 1), key(1, 12): cost(110, 1), key(1, 13): cost(220, 1),
+		key(2, 0): cost(5, 1), key(2, 11): cost(20, 1), key(3, 0): cost(9, 1),
+		key(4, 11): cost(50, 1), key(4, fault.Stackless): cost(50, 1),
+		key(5, 0): {Failed: 3}, key(5, 11): {Minor: 10, Time: 20, Bytes: 8192},
+	}
+	if !maps.EqualFunc(got.Rows, want, same) || got.Other != in.Other {
+		t.Errorf("rows are %v and %v, want %v and %v", got.Rows, got.Other, want, in.Other)
+	}
+
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		in := fault.Table{Rows: map[fault.Key]fault.Cost{}}
+		for range r.IntN(50) {
+			n := r.Uint64N(1 << 40)
+			c := fault.Cost{Minor: n, Major: n / 3, Failed: n / 7, Unknown: n / 11, Time: time.Duration(n), Bytes: n}
+			if stack := r.Uint64N(10); stack > 0 {
+				c.Others = fault.Estimate{Faults: r.Uint64N(1 << 50), Time: time.Duration(r.Int64N(1 << 50)), Bytes: r.Uint64N(1 << 50)}
+				in.Rows[key(r.Uint32N(3), stack)] = c
+			} else {
+				in.Rows[key(r.Uint32N(3), 0)] = c
+			}
+		}
+		sum := func(t *fault.Table) (sum fault.Cost) {
+			for _, c := range t.Rows {
+				sum.Add(&c)
+			}
+			sum.Others, sum.Max = fault.Estimate{}, 0
+			return sum
+		}
+		out := Estimated(&in)
+		if before, after := sum(&in), sum(&out); before != after {
+			t.Fatalf("%+v became %+v", before, after)
+		}
+		for key, c := range in.Rows {
+			if now := out.Rows[key]; key.Value != 0 && (now.Faults() < c.Faults() || now.Time < c.Time || now.Bytes < c.Bytes) {
+				t.Fatalf("%v: %+v became less, %+v", key, c, now)
+			}
+		}
 	}
 }
 

@@ -131,6 +131,10 @@ func costSince(now, before *fault.Cost) fault.Cost {
 		Minor: now.Minor - before.Minor, Major: now.Major - before.Major, Failed: now.Failed - before.Failed,
 		Unknown: now.Unknown - before.Unknown, Untimed: now.Untimed - before.Untimed,
 		Time: now.Time - before.Time, Bytes: now.Bytes - before.Bytes, OffCPU: now.OffCPU - before.OffCPU,
+		Others: fault.Estimate{
+			Faults: now.Others.Faults - before.Others.Faults, Time: now.Others.Time - before.Others.Time,
+			Bytes: now.Others.Bytes - before.Others.Bytes,
+		},
 	}
 	if now.Max > before.Max {
 		d.Max = now.Max

@@ -45,8 +45,11 @@ func StackTotal(p *fault.Profile) StackCost {
 	return sum
 }
 
-// Stacked is how many faults of a profile have a stack.
+// Stacked is how many faults of a profile have a stack of their own.
 func Stacked(p *fault.Profile) uint64 {
+	if p.Taken > 0 {
+		return p.Taken
+	}
 	var n uint64
 	for i := range p.Samples {
 		if p.Samples[i].Stack != 0 {
@@ -252,9 +255,11 @@ type StackTable struct {
 	// Stacks are those of the profile.
 	Stacks *fault.StackTree
 	Total  StackCost
+	// Taken is that of the profile.
+	Taken uint64
 }
 
-// Stacked is the cost of the faults that have a stack.
+// Stacked is the cost of the faults that have a stack, if only by estimate.
 func (t *StackTable) Stacked() StackCost {
 	var sum StackCost
 	for i := range t.Rows {
@@ -269,7 +274,7 @@ func (t *StackTable) Stacked() StackCost {
 // innermost that is not of a runtime; a stack that has no such frame counts with its innermost.
 // The most expensive rows come first, and faults without a stack last.
 func TableOf(p *fault.Profile, by StackBy, skipRuntime bool) *StackTable {
-	t := &StackTable{By: by, SkipRuntime: skipRuntime && by != ByStack, Stacks: &p.Stacks}
+	t := &StackTable{By: by, SkipRuntime: skipRuntime && by != ByStack, Stacks: &p.Stacks, Taken: p.Taken}
 	type key struct {
 		frame fault.Frame
 		leaf  int32

@@ -70,6 +70,8 @@ type Fault struct {
 	// Sampled is when another library's unwinder was asked for the stack, in nanoseconds of
 	// CLOCK_MONOTONIC, 0 if it was not: at the end of the fault, or before the handler began.
 	Sampled uint64
+	// Stands is for how many faults, itself among them, it was chosen by chance then.
+	Stands uint64
 	// StackID is that of the stack, 0 if none was taken.
 	StackID uint64
 	// Stack is the same with names, if somebody has named it.

@@ -40,6 +40,10 @@ const MaxTables = 4
 // Unset is the ID of a [Key] whose fact is not known, of access and result.
 const Unset = 255
 
+// Stackless is the Value of the [Key] of faults whose stack was asked for in vain. That of those
+// whose stack was not asked for is 0.
+const Stackless = 1<<64 - 1
+
 // NoUID is the ID of a [Key] whose user is not known: no user has this number.
 const NoUID = 1<<32 - 1
 
@@ -87,6 +91,15 @@ type Cost struct {
 	OffCPU time.Duration
 	// Bytes were mapped, as far as that is known.
 	Bytes uint64
+	// Others are those for which these faults stand, as stacks are not asked for of all.
+	Others Estimate
+}
+
+// Estimate is what some faults cost, as others do that chance has chosen among them.
+type Estimate struct {
+	Faults uint64
+	Time   time.Duration
+	Bytes  uint64
 }
 
 // Faults is how many there were.
@@ -103,6 +116,9 @@ func (c *Cost) Add(o *Cost) {
 	c.Max = max(c.Max, o.Max)
 	c.OffCPU += o.OffCPU
 	c.Bytes += o.Bytes
+	c.Others.Faults += o.Others.Faults
+	c.Others.Time += o.Others.Time
+	c.Others.Bytes += o.Others.Bytes
 }
 
 // KindCost is the cost of all faults of a kind.

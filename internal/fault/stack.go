@@ -263,4 +263,7 @@ type Profile struct {
 	// Faults is how many faults there were, and Lost how many of the run are in no sample.
 	// The sum over Samples is Faults.
 	Faults, Lost uint64
+	// Taken is how many of Faults had their stack taken, where the others are in samples of
+	// these by estimate, and 0 where no sample is an estimate.
+	Taken uint64
 }

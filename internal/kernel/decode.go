@@ -225,6 +225,7 @@ func (d *decoder) fault(r *faultFaultRecord) fault.Fault {
 		Image:    r.Image,
 		StackID:  r.Stack,
 		Sampled:  r.SampledNs,
+		Stands:   r.SampledWeight,
 
 		// Frames are nobody's business: they tell where in the machine's memory a page is.
 		EntryBefore: r.EntryBefore &^ frameBits, EntryAfter: r.EntryAfter &^ frameBits, Level: r.LevelAfter, Pages: r.Pages, Folio: r.Folio,

@@ -67,54 +67,55 @@ type faultExePattern struct {
 }
 
 type faultFaultRecord struct {
-	_            structs.HostLayout
-	Type         uint32
-	Cpu          uint32
-	StartNs      uint64
-	EndNs        uint64
-	Address      uint64
-	Ip           uint64
-	VmaStart     uint64
-	VmaEnd       uint64
-	VmaPgoff     uint64
-	VmaFlags     uint64
-	File         faultNameKey
-	HostPid      uint32
-	HostTid      uint32
-	Pid          uint32
-	Tid          uint32
-	InnerPid     uint32
-	InnerTid     uint32
-	Flags        uint32
-	Attempts     uint16
-	Known        uint16
-	Mode         uint8
-	Access       uint8
-	Result       uint8
-	Major        uint8
-	Label        uint8
-	Backing      uint8
-	Kind         uint8
-	Uffd         uint8
-	EntryBefore  uint64
-	EntryAfter   uint64
-	LevelBefore  uint8
-	LevelAfter   uint8
-	Pages        uint16
-	Folio        uint16
-	Present      uint16
-	OffcpuNs     uint64
-	ReclaimNs    uint64
-	CompactionNs uint64
-	Wait         uint8
-	Cause        uint8
-	Again        uint8
-	Pad          uint8
-	Image        uint32
-	Comm         [16]int8
-	Process      [16]int8
-	Stack        uint64
-	SampledNs    uint64
+	_             structs.HostLayout
+	Type          uint32
+	Cpu           uint32
+	StartNs       uint64
+	EndNs         uint64
+	Address       uint64
+	Ip            uint64
+	VmaStart      uint64
+	VmaEnd        uint64
+	VmaPgoff      uint64
+	VmaFlags      uint64
+	File          faultNameKey
+	HostPid       uint32
+	HostTid       uint32
+	Pid           uint32
+	Tid           uint32
+	InnerPid      uint32
+	InnerTid      uint32
+	Flags         uint32
+	Attempts      uint16
+	Known         uint16
+	Mode          uint8
+	Access        uint8
+	Result        uint8
+	Major         uint8
+	Label         uint8
+	Backing       uint8
+	Kind          uint8
+	Uffd          uint8
+	EntryBefore   uint64
+	EntryAfter    uint64
+	LevelBefore   uint8
+	LevelAfter    uint8
+	Pages         uint16
+	Folio         uint16
+	Present       uint16
+	OffcpuNs      uint64
+	ReclaimNs     uint64
+	CompactionNs  uint64
+	Wait          uint8
+	Cause         uint8
+	Again         uint8
+	Pad           uint8
+	Image         uint32
+	Comm          [16]int8
+	Process       [16]int8
+	Stack         uint64
+	SampledNs     uint64
+	SampledWeight uint64
 }
 
 type faultKindRow struct {
@@ -151,6 +152,7 @@ type faultMeeting struct {
 	Pad     uint32
 	Time    uint64
 	Address uint64
+	Weight  uint64
 }
 
 type faultNameKey struct {

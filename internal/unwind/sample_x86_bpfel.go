@@ -25,6 +25,7 @@ type sampleMeeting struct {
 	Pad     uint32
 	Time    uint64
 	Address uint64
+	Weight  uint64
 }
 
 type samplePace struct {

@@ -212,6 +212,7 @@ func appendRun(b []byte, p *fault.Profile) []byte {
 	b = appendUint(append(b, `,"faults":`...), p.Faults)
 	b = appendUint(append(b, `,"lost":`...), p.Lost)
 	b = appendUint(append(b, `,"stacked":`...), aggregate.Stacked(p))
+	b = strconv.AppendBool(append(b, `,"estimated":`...), p.Taken > 0)
 	return append(b, '}')
 }
 

@@ -66,9 +66,16 @@ func pprofComments(p *fault.Profile) []string {
 	return append(comments, Coverage(p))
 }
 
-// coverage says how much of a run its stacks show.
+// estimated stands before how many stacks were taken, in [Coverage].
+const estimated = "estimated from the stacks of "
+
+// Coverage says how much of a run its stacks show.
 func Coverage(p *fault.Profile) string {
 	stacked := aggregate.Stacked(p)
+	if p.Taken > 0 {
+		return fmt.Sprintf("%s, %s%s (%s); %s lost", plural(p.Faults, "fault"), estimated, group(stacked),
+			percent(stacked, p.Faults), group(p.Lost))
+	}
 	return fmt.Sprintf("%s, %s (%s) with a stack; %s lost", plural(p.Faults, "fault"), group(stacked),
 		percent(stacked, p.Faults), group(p.Lost))
 }

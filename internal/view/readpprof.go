@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/pprof/profile"
@@ -34,6 +35,9 @@ func ReadPprof(r io.Reader) (*fault.Profile, error) {
 	p := &fault.Profile{Session: &fault.Session{}, Begin: time.Unix(0, in.TimeNanos), Duration: time.Duration(in.DurationNanos)}
 	if len(in.Comments) > 0 {
 		p.Session.Command = in.Comments[:1]
+		_, taken, _ := strings.Cut(in.Comments[len(in.Comments)-1], estimated)
+		taken, _, _ = strings.Cut(taken, " ")
+		p.Taken, _ = strconv.ParseUint(strings.ReplaceAll(taken, ",", ""), 10, 64) // 0 if it is no estimate
 	}
 	stacks := map[string]int32{}
 	for _, s := range in.Sample {

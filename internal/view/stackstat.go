@@ -45,7 +45,9 @@ func (s *Stat) appendStackTable(b []byte, t *aggregate.StackTable, width int) []
 	if t.SkipRuntime {
 		b = append(b, ", runtimes skipped"...)
 	}
-	if stacked := t.Stacked(); stacked.Faults < t.Total.Faults {
+	if t.Taken > 0 {
+		b = fmt.Appendf(b, ", estimated from %s of the faults", percent(t.Taken, t.Total.Faults))
+	} else if stacked := t.Stacked(); stacked.Faults < t.Total.Faults {
 		b = fmt.Appendf(b, ", of %s of the faults", percent(stacked.Faults, t.Total.Faults))
 	}
 	b = append(b, '\n')
@@ -186,6 +188,10 @@ func (s *Stat) stackTableObject(t *aggregate.StackTable) map[string]any {
 		list = append(list, o)
 	}
 	table := map[string]any{"by": t.By.String(), "skip_runtime": t.SkipRuntime, "rows": list}
+	if table["estimated"] = t.Taken > 0; t.Taken > 0 {
+		stacked.Faults = t.Taken
+	}
+	table["stacked"] = stacked.Faults
 	if hidden > 0 {
 		more := stackCostObject(&rest)
 		more["rows"] = hidden

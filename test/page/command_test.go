@@ -69,11 +69,11 @@ func TestCommand(t *testing.T) {
 	if strings.Contains(said.String(), "stacks by frame pointers") {
 		t.Fatal(said.String())
 	}
-	coverage := regexp.MustCompile(`(?m)^([0-9,]+) faults, ([0-9,]+) \(`).FindStringSubmatch(said.String())
+	coverage := regexp.MustCompile(`(?m)^([0-9,]+) faults, estimated from the stacks of ([0-9,]+) \(`).FindStringSubmatch(said.String())
 	if coverage == nil {
 		t.Fatalf("nothing is said of what share has a stack:\n%s", said.String())
 	}
-	all, stacked := number(t, coverage[1]), number(t, coverage[2])
+	all, taken := number(t, coverage[1]), number(t, coverage[2])
 	const pages = 1 << 30 >> 12
 	if all < pages {
 		t.Errorf("%d faults, %d of them alone are of alloc.py", all, pages)
@@ -100,13 +100,17 @@ func TestCommand(t *testing.T) {
 	if command := text(ctx, t, "#command"); command != python+" workload/alloc.py" {
 		t.Errorf("command %q", command)
 	}
-	want(ctx, t, "all", coverage[2]+" faults, 100.0 %") // those that have a stack
+	if facts := text(ctx, t, "#facts"); !strings.Contains(facts, coverage[2]+" (") || !strings.Contains(facts, "the others estimated from these") || taken >= all {
+		t.Errorf("what is told of the stacks of %d of %d faults: %q", taken, all, facts)
+	}
+	shown, _ := widest(ctx, t, "all", `([0-9,]+) faults, (100.0) %`) // but for those of which no stack came
+	stacked := number(t, shown)
 	shot(ctx, t, "alloc")
 
-	// Most faults are of this line, and its share is what their number says.
+	// Most faults are of this line, as many as it has taken, and its share is what their number says.
 	faults, share := widest(ctx, t, leaf, `([0-9,]+) faults?, ([0-9.]+) %`)
-	if n := number(t, faults); n > stacked || n*2 < stacked {
-		t.Errorf("%s has %d faults, of %d that have a stack", leaf, n, stacked)
+	if n := number(t, faults); n*10 < pages*8 || n*10 > pages*11 {
+		t.Errorf("%s has %d faults by estimate, want about %d", leaf, n, pages)
 	}
 	if want := fmt.Sprintf("%.1f", 100*float64(number(t, faults))/float64(stacked)); share != want {
 		t.Errorf("%s has a share of %s %%, and %s of %d faults, which is %s %%", leaf, share, faults, stacked, want)
@@ -139,11 +143,11 @@ func TestCommand(t *testing.T) {
 
 	// Its time and its bytes.
 	do(ctx, t, choose(`input[name="value"][value="1"]`))
-	if took, share := widest(ctx, t, leaf, `([0-9.]+ (?:ms|s)), ([0-9.]+) %`); percent(t, share) < 10 {
+	if took, share := widest(ctx, t, leaf, `([0-9.]+ (?:ms|s)), ([0-9.]+) %`); percent(t, share) < 50 {
 		t.Errorf("%s took %s, %s %%", leaf, took, share)
 	}
 	do(ctx, t, choose(`input[name="value"][value="2"]`))
-	if bytes, share := widest(ctx, t, leaf, `([0-9.]+ [MG]iB), ([0-9.]+) %`); percent(t, share) < 10 {
+	if bytes, share := widest(ctx, t, leaf, `([0-9.]+ [MG]iB), ([0-9.]+) %`); percent(t, share) < 50 {
 		t.Errorf("%s mapped %s, %s %%", leaf, bytes, share)
 	}
 	shot(ctx, t, "alloc-bytes")

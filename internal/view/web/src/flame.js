@@ -45,7 +45,7 @@ function describe() {
     pair.append(make("dt", term), make("dd", text));
     facts.append(pair);
   };
-  const withStack = (r) => `${count(r.stacked)} (${share(r.stacked, r.faults)})`;
+  const withStack = (r) => `${count(r.stacked)} (${share(r.stacked, r.faults)})${r.estimated ? ", the others estimated from these" : ""}`;
   add("faults", count(run.faults));
   add("with a stack", withStack(run));
   add("lost", count(run.lost));
@@ -56,7 +56,7 @@ function describe() {
   add("ran for", run.duration ? time(run.duration) : "");
   if (other) {
     add("compared with", other.command || "all processes");
-    add("its faults", `${count(other.faults)}, ${withStack(other)} with a stack, ${count(other.lost)} lost`);
+    add("its faults", `${count(other.faults)}, with a stack ${withStack(other)}, ${count(other.lost)} lost`);
     add("it began", other.begin);
   }
 }
