@@ -252,7 +252,8 @@ static __always_inline void enter_mm_fault(struct vm_area_struct *vma, __u64 add
 	st->rec.attempts = 1;
 	if (st->ignored)
 		return;
-	if (unwinding == UNWIND_AT_BEGIN)
+	/* The self-test is our own fault, and no reason to take stacks of others of ours. */
+	if (unwinding == UNWIND_AT_BEGIN && st->rec.type == RECORD_FAULT)
 		add_process(st->rec.host_pid);
 	if (regs && st->rec.mode == MODE_USER)
 		st->user_sp = READ(typed, regs, sp);
