@@ -57,8 +57,9 @@ func TestMarkdown(t *testing.T) {
 	counter := made("counter", 1)
 	counter.record = nil
 	b := &bench{
-		options: options{pages: 1000, rounds: 3},
-		all:     []*contender{made("slow", 3), made("fast", 2), counter, {name: "gone", absent: "not installed"}},
+		options:  options{pages: 1000, rounds: 3},
+		all:      []*contender{made("slow", 3), made("fast", 2), counter, {name: "gone", absent: "not installed"}},
+		drawings: []drawing{{shown: "flame fp", sample: sample{after: 1500 * time.Millisecond, start: time.Second, cpu: 2 * time.Second, peakRSS: 3 << 20}, size: 1 << 19}},
 	}
 	got := b.markdown()
 	for _, want := range []string{
@@ -69,6 +70,7 @@ func TestMarkdown(t *testing.T) {
 		"| records for 100 faults | 99.9 | 99.9 |\n",
 		"| slow | enter | 1.00 | 500 | 500 |\n",
 		"| | counter |\n",
+		"| flame fp | 1.50 | 3.00 | 3.0 | 0.5 |\n",
 		"* gone: not measured: not installed\n",
 	} {
 		if !strings.Contains(got, want) {

@@ -20,6 +20,9 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == launchCommand {
 		exit(launch(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == stacksCommand {
+		exit(manyStacks())
+	}
 	var opt options
 	flag.StringVar(&opt.faultsnoop, "faultsnoop", "bin/faultsnoop", "the `binary` to measure")
 	flag.IntVar(&opt.pages, "pages", 300_000, "faults in one run of the workload")
@@ -60,6 +63,7 @@ func run(opt options, update string) error {
 	if err := b.measure(); err != nil {
 		return err
 	}
+	b.draw()
 	text := b.markdown()
 	fmt.Print(text)
 	if update == "" {

@@ -19,6 +19,7 @@ type bench struct {
 	progress io.Writer
 	load     float64 // of the machine before the first run
 	all      []*contender
+	drawings []drawing
 }
 
 // measure lets the contenders take turns. One that fails in its trial is left out

@@ -29,6 +29,7 @@ const hold = 300 * time.Millisecond
 type sample struct {
 	faults  int64         // as the kernel counted them for the workload
 	elapsed time.Duration // of the workload, first fault to last
+	after   time.Duration // from the last fault of the workload to the end of the tracer
 	start   time.Duration // CPU time of the tracer until the workload was ready
 	cpu     time.Duration // CPU time of the tracer's processes after that, user and system
 	peakRSS int64         // bytes, the largest of the tracer's processes
@@ -48,6 +49,8 @@ type watched struct {
 	cmd    *exec.Cmd
 	stderr io.ReadCloser
 	sample sample
+	// reported is when the workload has said that it has ended.
+	reported time.Time
 	// progs are the BPF programs that it holds; our own file descriptors keep
 	// their statistics readable when it has ended.
 	progs []*ebpf.Program
@@ -112,6 +115,7 @@ func (w *watched) follow() error {
 			w.openPrograms()
 		default:
 			w.sample.elapsed = now.Sub(ready) - hold
+			w.reported = now
 			w.sample.faults = rep.Minflt + rep.Majflt
 		}
 	}
@@ -194,6 +198,7 @@ func (w *watched) finish() error {
 			return fmt.Errorf("waiting for process %d: %w", pid, err)
 		}
 	}
+	w.sample.after = time.Since(w.reported)
 	cpu, err := cpuTime(pid)
 	if err != nil {
 		return err

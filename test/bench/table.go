@@ -73,6 +73,7 @@ func (b *bench) markdown() string {
 	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return c.record != nil || c.byStack }))
 	t.WriteString("Counts by stack:\n\n")
 	writeComparison(&t, slices.DeleteFunc(slices.Clone(measured), func(c *contender) bool { return !c.byStack }))
+	b.writeDrawings(&t)
 	writePrograms(&t, measured)
 	t.WriteString("What was run, with the workload behind it and standard output to /dev/null:\n\n")
 	for _, c := range measured {
